@@ -1,0 +1,3 @@
+module sandman.dev/daemon
+
+go 1.26

@@ -1,0 +1,69 @@
+// Package files serves the sandbox's files over HTTP: get, put, list, stat, move, mkdir, link, remove,
+// watch, and whole folders as tar streams. Its wire contract is the section "Files" of PROTOCOL.md.
+//
+// Every path is resolved by the kernel under the rights of the user that a request works for, never
+// checked first and opened later: what that user may not do, the daemon does not do for them, and no
+// race with a process in the sandbox can widen it.
+package files
+
+import (
+	"net/http"
+	"time"
+
+	"sandman.dev/daemon/internal/problem"
+)
+
+// Identity is who the file work is done as.
+type Identity struct {
+	UID, GID uint32
+	Groups   []uint32
+}
+
+// Options configures New; the zero value serves as the daemon's own user, relative to "/".
+type Options struct {
+	// DefaultDir is what relative paths are relative to; absolute. Empty: "/".
+	DefaultDir string
+	// User is the default for the `user` parameter, in any form that Lookup takes. Empty: the daemon's own.
+	User string
+	// Lookup resolves a user name or "uid[:gid]". Nil: numbers only. A *problem.Problem it returns is
+	// passed on to the caller; any other error becomes a 422 naming the field "user".
+	Lookup func(user string) (Identity, error)
+	// MaxFileBytes bounds one uploaded file or archive member. 0: no bound but the disk's.
+	MaxFileBytes int64
+	// MaxArchiveBytes bounds what one uploaded archive may unpack to. 0: no bound but the disk's.
+	MaxArchiveBytes int64
+	// StagingDirs are tried in order for an upload that cannot be staged beside its target (a file
+	// mounted into a read-only folder). Empty: /tmp, /dev/shm.
+	StagingDirs []string
+	// BodyIdleTimeout ends an upload that sends nothing for so long. 0: 2 minutes, which is longer than
+	// any pause of a client that is alive, and short enough that dead ones do not pile up.
+	BodyIdleTimeout time.Duration
+	// HeartbeatInterval is the longest silence on a watch. 0: 15 s.
+	HeartbeatInterval time.Duration
+}
+
+// Handler answers the paths under /v1/files and /v1/archive; authentication is its caller's job.
+type Handler struct {
+	options Options
+}
+
+// New returns the handler; it starts nothing and holds nothing open between requests.
+func New(options Options) *Handler {
+	if options.DefaultDir == "" {
+		options.DefaultDir = "/"
+	}
+	if options.StagingDirs == nil {
+		options.StagingDirs = []string{"/tmp", "/dev/shm"}
+	}
+	if options.BodyIdleTimeout == 0 {
+		options.BodyIdleTimeout = 2 * time.Minute
+	}
+	if options.HeartbeatInterval == 0 {
+		options.HeartbeatInterval = 15 * time.Second
+	}
+	return &Handler{options: options}
+}
+
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	problem.Write(w, &problem.Problem{Slug: "not-found", Title: "No such call", Status: http.StatusNotFound, Detail: r.URL.Path})
+}
