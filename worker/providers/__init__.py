@@ -1,0 +1,1 @@
+"""Backends that sandboxes live in, one module or package each, behind the protocol in `base`."""
