@@ -1,0 +1,210 @@
+"""The folders of one service: what is kept (DIR), what lives as long as the machine (RUNTIME_DIR), sandboxes' files (STORAGE_DIR).
+
+Two facts force three places. A unix socket's path holds 107 bytes at most, so sockets cannot lie under a DIR of any length.
+And a service that runs as root gives its sandboxes an unprivileged user outside, who must reach their files: under a DIR in
+somebody's private folder that user cannot. All three follow from DIR alone, so that the next start finds the leftovers of the
+last one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import stat
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.up.errors import StartRefused
+from worker.up.keys import write_private
+
+RUNTIME_PATH_MAX = 59
+"""Bytes. "/s/<29 bytes of id>.sock" comes after it, and 107 is the kernel's limit; the rest is room for the daemons' own names."""
+SANDBOX_UID_DEFAULT = 400000
+OLD_CHILDREN_SECONDS = 10.0
+"""How long the children of a supervisor that was killed may still be dying when the next one starts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folders:
+    data: Path
+    runtime: Path
+    storage: Path
+    lock: int
+    """Held by this supervisor alone, as long as it lives."""
+    children_lock: int
+    """Shared with every child process: free again only when the last one is gone."""
+
+    @property
+    def redis(self) -> Path:
+        return self.data / "redis"
+
+    @property
+    def logs(self) -> Path:
+        return self.data / "logs"
+
+    @property
+    def valkey_socket(self) -> Path:
+        return self.runtime / "valkey.sock"
+
+
+def prepare(data_dir: Path, *, sandbox_uid: int) -> Folders:
+    """Make and lock the folders. Raises StartRefused; starts nothing, and writes nothing but empty folders and locks."""
+    _make_data_dir(data_dir)
+    with ExitStack() as undo:
+        lock = _lock(data_dir / "lock")
+        undo.callback(os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StartRefused(
+                f"Another `sandman up` is running on {data_dir}.",
+                "Stop that one, or give this one its own folder with --data-dir.",
+            ) from None
+        children_lock = _lock(data_dir / "children.lock")
+        undo.callback(os.close, children_lock)
+        _wait_for_old_children(children_lock, data_dir)
+        for name in ("redis", "logs"):
+            (data_dir / name).mkdir(mode=0o700, exist_ok=True)
+        made = Folders(
+            data=data_dir,
+            runtime=_make_runtime_dir(data_dir),
+            storage=_make_storage_dir(data_dir, sandbox_uid),
+            lock=lock,
+            children_lock=children_lock,
+        )
+        undo.pop_all()
+        return made
+
+
+def ensure_secret(data_dir: Path) -> Path:
+    """The service's own secret, from which every sandbox's token is derived."""
+    path = data_dir / "secret"
+    if not path.exists():
+        write_private(path, secrets.token_hex(32) + "\n")
+    return path
+
+
+def _make_data_dir(data_dir: Path) -> None:
+    # Root's folder can be passed through (not listed) by the sandboxes' user; every secret in it is a file of mode 0600.
+    mode = 0o711 if os.geteuid() == 0 else 0o700
+    try:
+        data_dir.parent.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(mode=mode, exist_ok=True)
+        probe = data_dir / f".probe.{os.getpid()}"
+        probe.touch(mode=0o600)
+        probe.unlink()
+    except FileExistsError:
+        raise StartRefused(
+            f"{data_dir} is not a folder.", "Name a folder with --data-dir; it is made when it is missing."
+        ) from None
+    except OSError as error:
+        raise StartRefused(
+            f"The data folder {data_dir} cannot be written: {error.strerror}.",
+            f"Make it writable for this user (now: {_who()}), or name another folder with --data-dir.",
+        ) from error
+
+
+def _lock(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _wait_for_old_children(lock: int, data_dir: Path) -> None:
+    deadline = time.monotonic() + OLD_CHILDREN_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StartRefused(
+                    f"Processes of an earlier service on {data_dir} are still alive.",
+                    f"`fuser {data_dir / 'children.lock'}` shows them; end them and try again.",
+                ) from None
+            time.sleep(0.05)
+
+
+def _make_runtime_dir(data_dir: Path) -> Path:
+    name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:12]
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if os.geteuid() == 0:
+        parent = Path("/run/sandman")
+    elif (
+        base
+        and len(os.fsencode(base)) <= RUNTIME_PATH_MAX - len(f"/sandman/{name}")
+        and os.access(base, os.W_OK)
+    ):
+        parent = Path(base) / "sandman"
+    else:
+        parent = Path(f"/tmp/sandman-{os.geteuid()}")
+    for folder in (parent, parent / name):
+        _make_own(folder)
+    return parent / name
+
+
+def _make_own(folder: Path) -> None:
+    """A folder in a place where others can write may be a trap that somebody laid; only our own is used."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise StartRefused(
+            f"The folder {folder} for sockets cannot be made: {error.strerror}.",
+            "Make its parent writable, or set XDG_RUNTIME_DIR to a folder of your own.",
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise StartRefused(
+            f"{folder} exists and does not belong to {_who()}.", "Remove it, or set XDG_RUNTIME_DIR."
+        )
+    folder.chmod(0o700)
+
+
+def _make_storage_dir(data_dir: Path, sandbox_uid: int) -> Path:
+    """DIR/storage where the sandboxes' user can go there, else a folder in /var/lib; the choice is written down once."""
+    record = data_dir / "storage.json"
+    if record.exists():
+        storage = Path(json.loads(record.read_text())["storage"])
+    elif os.geteuid() != 0 or _can_enter(data_dir, sandbox_uid):
+        storage = data_dir / "storage"
+    else:
+        storage = Path("/var/lib/sandman") / hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
+    mode = 0o711 if os.geteuid() == 0 else 0o700
+    try:
+        storage.parent.mkdir(mode=mode, parents=True, exist_ok=True)
+        storage.mkdir(mode=mode, exist_ok=True)
+    except OSError as error:
+        raise StartRefused(
+            f"The folder {storage} for sandboxes' files cannot be made: {error.strerror}.",
+            "Make its parent writable.",
+        ) from error
+    if os.geteuid() == 0 and not _can_enter(storage, sandbox_uid):
+        raise StartRefused(
+            f"The sandboxes' user (uid {sandbox_uid}) cannot reach {storage}.",
+            "Allow others to pass through its parent folders (chmod o+x), or remove "
+            f"{record} together with the folder that it names, so that another place is chosen.",
+        )
+    if not record.exists():
+        write_private(record, json.dumps({"storage": str(storage)}) + "\n")
+    return storage
+
+
+def _can_enter(folder: Path, uid: int) -> bool:
+    """Tried by a child that becomes that user: mode bits alone would miss ACLs and security modules."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            os.chdir(folder)
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _who() -> str:
+    return "root" if os.geteuid() == 0 else f"uid {os.geteuid()}"

@@ -1,0 +1,102 @@
+"""The options of `sandman up`, and the defaults that depend on who starts it.
+
+Everything else is a SANDMAN_* setting of the service's own processes (docs/settings.md); these options are only what one
+decides anew at each start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    host: str
+    port: int
+    """0 takes any free port; the banner and DIR/service.json say which."""
+    data_dir: Path
+    provider: str
+    image_roots: tuple[Path, ...]
+    """Folders outside DIR under which image folders and archives may lie."""
+    redis_url: str | None
+    """None starts the bundled Valkey."""
+    allow_volatile_redis: bool
+    log_level: str
+    log_format: str
+
+
+def default_data_dir() -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/lib/sandman")
+    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "sandman"
+
+
+def parse(argv: list[str] | None = None) -> Options:
+    parser = argparse.ArgumentParser(
+        prog="sandman up",
+        description="Start the whole service on this machine: Valkey, worker, loops and API. Ctrl-C stops it and takes back "
+        "every sandbox.",
+    )
+    parser.add_argument(
+        "--host", default=os.environ.get("SANDMAN_HOST", "127.0.0.1"), help="address to listen on"
+    )
+    parser.add_argument(
+        "--port",
+        type=_port,
+        default=os.environ.get("SANDMAN_PORT", "8700"),
+        help="port to listen on; 0 takes a free one",
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=Path(os.environ.get("SANDMAN_DATA_DIR") or default_data_dir()),
+        metavar="DIR",
+        help="where keys, the ledger and sandboxes' files lie (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--provider", default=os.environ.get("SANDMAN_PROVIDER", "local"), help="backend of the sandboxes"
+    )
+    parser.add_argument(
+        "--image-root",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder under which unpacked images and OCI archives may lie; may be given more than once",
+    )
+    parser.add_argument(
+        "--allow-volatile-redis",
+        action="store_true",
+        help="accept a SANDMAN_REDIS_URL whose Redis keeps nothing on disk; a restart of that Redis then loses every record",
+    )
+    parser.add_argument(
+        "--log-level", choices=LOG_LEVELS, default=os.environ.get("SANDMAN_LOG_LEVEL", "info").lower()
+    )
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), default=os.environ.get("SANDMAN_LOG_FORMAT", "text")
+    )
+    given = parser.parse_args(argv)
+    return Options(
+        host=given.host,
+        port=given.port,
+        data_dir=given.data_dir.expanduser().absolute(),
+        provider=given.provider,
+        image_roots=tuple(root.expanduser().absolute() for root in given.image_root),
+        redis_url=os.environ.get("SANDMAN_REDIS_URL") or None,
+        allow_volatile_redis=given.allow_volatile_redis,
+        log_level=given.log_level,
+        log_format=given.log_format,
+    )
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError("a port is a number from 0 to 65535")
+    return port
