@@ -95,7 +95,9 @@ class Reclaim(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-URGENT_RECLAIMS: frozenset[Reclaim] = frozenset({Reclaim.DELETED, Reclaim.CANCELLED, Reclaim.HUNG_UP, Reclaim.FAILED})
+URGENT_RECLAIMS: frozenset[Reclaim] = frozenset(
+    {Reclaim.DELETED, Reclaim.CANCELLED, Reclaim.HUNG_UP, Reclaim.FAILED}
+)
 """Taken back before bulk reclaims: somebody waits for these, or their capacity."""
 
 
@@ -355,5 +357,3 @@ def is_sandbox_id(text: str) -> bool:
 
 def is_run_id(text: str) -> bool:
     return text.startswith("run-") and _ID.match(text) is not None
-
-
