@@ -127,7 +127,8 @@ def _wait_for_old_children(lock: int, data_dir: Path) -> None:
             time.sleep(0.05)
 
 
-def _make_runtime_dir(data_dir: Path) -> Path:
+def runtime_dir(data_dir: Path) -> Path:
+    """Where the sockets of this data folder's service lie."""
     name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:12]
     base = os.environ.get("XDG_RUNTIME_DIR")
     if os.geteuid() == 0:
@@ -140,9 +141,14 @@ def _make_runtime_dir(data_dir: Path) -> Path:
         parent = Path(base) / "sandman"
     else:
         parent = Path(f"/tmp/sandman-{os.geteuid()}")
-    for folder in (parent, parent / name):
-        _make_own(folder)
     return parent / name
+
+
+def _make_runtime_dir(data_dir: Path) -> Path:
+    folder = runtime_dir(data_dir)
+    _make_own(folder.parent)
+    _make_own(folder)
+    return folder
 
 
 def _make_own(folder: Path) -> None:
