@@ -124,6 +124,10 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: dict[str, str] = {}
     policy: Policy = Policy()
 
+    def __repr__(self) -> str:
+        """Without the values of env: a record in a log line or a traceback must not give a secret away."""
+        return f"SandboxSpec(image={self.image!r}, env={sorted(self.env)}, labels={self.labels!r})"
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

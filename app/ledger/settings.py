@@ -196,16 +196,22 @@ class _Env:
 def read_settings(environ: Mapping[str, str]) -> Settings:
     """Build the tree from an environment; raises SettingsError."""
     env = _Env(environ)
-    data_dir = env.path("DATA_DIR", PathSettings.data_dir).absolute()
+    data_dir = env.path("DATA_DIR", PathSettings().data_dir).absolute()
     uid = env.integer("SANDBOX_UID", -1, -1)
-    limits, lease, pacing = LimitSettings(), LeaseSettings(), PacingSettings()
+    own, redis, limits, lease, pacing = (
+        Settings(),
+        RedisSettings(),
+        LimitSettings(),
+        LeaseSettings(),
+        PacingSettings(),
+    )
     queue, worker, retention = QueueSettings(), WorkerSettings(), RetentionSettings()
     return Settings(
         provider=env.text("PROVIDER", "local"),
-        host=env.text("HOST", Settings.host),
-        port=env.integer("PORT", Settings.port),
+        host=env.text("HOST", own.host),
+        port=env.integer("PORT", own.port),
         sandbox_uid=None if uid < 0 else uid,
-        log_level=env.text("LOG_LEVEL", Settings.log_level),
+        log_level=env.text("LOG_LEVEL", own.log_level),
         paths=PathSettings(
             data_dir=data_dir,
             runtime_dir=env.path("RUNTIME_DIR", data_dir / "run"),
@@ -216,10 +222,10 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
             bwrap=env.optional_path("BWRAP_PATH"),
         ),
         redis=RedisSettings(
-            url=env.text("REDIS_URL", RedisSettings.url),
-            namespace=env.text("NAMESPACE", RedisSettings.namespace),
-            timeout_seconds=env.number("REDIS_TIMEOUT_SECONDS", RedisSettings.timeout_seconds, 0.1),
-            connections=env.integer("REDIS_CONNECTIONS", RedisSettings.connections, 1),
+            url=env.text("REDIS_URL", redis.url),
+            namespace=env.text("NAMESPACE", redis.namespace),
+            timeout_seconds=env.number("REDIS_TIMEOUT_SECONDS", redis.timeout_seconds, 0.1),
+            connections=env.integer("REDIS_CONNECTIONS", redis.connections, 1),
         ),
         limits=LimitSettings(
             cpu_default=env.number("CPU_DEFAULT", limits.cpu_default),

@@ -1,0 +1,87 @@
+-- Find what nobody holds: passed deadlines and leases, lost runs, the members of ended runs. Then forget what ended long ago.
+-- ARGV: 1 limit, 2 outage threshold ms, 3 outage grace ms, 4 ended retention ms, 5 ended bound, 6 run retention ms, 7 run bound
+-- Returns {id, reclaim, 'sandbox' or 'run', ...} flat.
+local limit, out = tonumber(ARGV[1]), {}
+local function note(id, reclaim, kind)
+  out[#out + 1] = id
+  out[#out + 1] = reclaim
+  out[#out + 1] = kind
+end
+
+-- Nobody looked for a while: Redis, the service or the machine was away, and holders could not renew either.
+local seen = call('HMGET', P .. 'clock', 'expire', 'hold')
+local hold = tonumber(seen[2] or '0')
+local gap = seen[1] and NOW - tonumber(seen[1]) or 0
+if gap > tonumber(ARGV[2]) then hold = NOW + math.min(gap, tonumber(ARGV[3])) end
+call('HSET', P .. 'clock', 'expire', NOW, 'hold', hold)
+
+for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'due', '-inf', NOW, 'LIMIT', 0, limit)) do
+  local r = load(id)
+  if not r or not LIVE[r.state] then corrupt(id .. ' is held but not live') end
+  if r.deadline <= NOW then
+    if r.state == 'ready' then
+      give_up(r, 'lifetime', '')
+      note(id, 'lifetime', 'sandbox')
+    else
+      fail(r, 'deadline', 'its lifetime passed while it was ' .. r.state)
+      note(id, 'failed', 'sandbox')
+    end
+  elseif r.lease_at and r.lease_at <= NOW then
+    if hold > NOW then
+      set_lease(r, hold)
+    else
+      local reclaim = r.claimed and 'lease_expired' or 'hung_up'
+      give_up(r, reclaim, '')
+      note(id, reclaim, 'sandbox')
+    end
+  else
+    corrupt(id .. ' is due too early')
+  end
+end
+
+for _, run in ipairs(call('ZRANGEBYSCORE', P .. 'due:run', '-inf', NOW, 'LIMIT', 0, limit)) do
+  if hold > NOW then
+    call('HSET', P .. 'run:' .. run, 'lease_at', hold)
+    call('ZADD', P .. 'due:run', hold, run)
+  else
+    call('HSET', P .. 'run:' .. run, 'state', 'ended', 'ended_at', NOW, 'reclaim', 'run_lease_expired', 'lease_at', '')
+    call('ZREM', P .. 'due:run', run)
+    call('SADD', P .. 'ending', run)
+    note(run, 'run_lease_expired', 'run')
+  end
+end
+
+local left = limit
+for _, run in ipairs(call('SRANDMEMBER', P .. 'ending', 8)) do
+  local reclaim = call('HGET', P .. 'run:' .. run, 'reclaim')
+  for _, id in ipairs(call('SRANDMEMBER', P .. 'live:' .. run, left)) do
+    local r = load(id)
+    if not r or not LIVE[r.state] then corrupt(id .. ' is live in ' .. run .. ' only') end
+    give_up(r, reclaim, '')
+    note(id, reclaim, 'sandbox')
+    left = left - 1
+  end
+  if call('EXISTS', P .. 'live:' .. run) == 0 then
+    call('SREM', P .. 'ending', run)
+    call('ZADD', P .. 'ended:run', NOW, run)
+  end
+  if left <= 0 then break end
+end
+
+local function purge(key, keep_ms, bound, forget_one)
+  local old = call('ZRANGEBYSCORE', P .. key, '-inf', NOW - keep_ms, 'LIMIT', 0, 100)
+  local over = call('ZCARD', P .. key) - bound
+  if #old == 0 and over > 0 then old = call('ZRANGE', P .. key, 0, math.min(over, 500) - 1) end
+  for _, id in ipairs(old) do forget_one(id) end
+end
+purge('ended', tonumber(ARGV[4]), tonumber(ARGV[5]), forget)
+purge('ended:run', tonumber(ARGV[6]), tonumber(ARGV[7]), function(run)
+  local tenant = call('HGET', P .. 'run:' .. run, 'tenant')
+  local idem = call('HGET', P .. 'run:' .. run, 'idem')
+  if idem and idem ~= '' then call('DEL', P .. 'idem:' .. idem) end
+  call('DEL', P .. 'run:' .. run, P .. 'rep:' .. run)
+  call('ZREM', P .. 'ix:runs', run)
+  if tenant then call('ZREM', P .. 'ix:runs:' .. tenant, run) end
+  call('ZREM', P .. 'ended:run', run)
+end)
+return out
