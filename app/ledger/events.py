@@ -51,6 +51,7 @@ class EventFeed:
         self._waiters: defaultdict[str, set[_Waiter]] = defaultdict(set)
         self._count = 0
         self._signals: list[tuple[frozenset[str], asyncio.Event]] = []
+        self._listeners: list[Callable[[str | None], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -117,7 +118,13 @@ class EventFeed:
         self._signals.append((frozenset(str(state) for state in states), event))
         return event
 
+    def listen(self, callback: Callable[[str | None], None]) -> None:
+        """Call it with the id of each record that changes, and with None after an interruption, when any may have. For caches."""
+        self._listeners.append(callback)
+
     def _wake(self, sandbox_id: str, state: str) -> None:
+        for listener in self._listeners:
+            listener(sandbox_id)
         for waiter in self._waiters.get(sandbox_id, ()):
             waiter.woken.set()
         for states, event in self._signals:
@@ -125,6 +132,8 @@ class EventFeed:
                 event.set()
 
     def _wake_all(self) -> None:
+        for listener in self._listeners:
+            listener(None)
         for waiters in self._waiters.values():
             for waiter in waiters:
                 waiter.woken.set()
