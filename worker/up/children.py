@@ -45,13 +45,14 @@ def plan_children(folders: Folders, valkey: Path | None) -> list[ChildPlan]:
 
 
 def valkey_command(binary: Path, folders: Folders) -> tuple[str, ...]:
+    """`appendfsync no` is the safe choice here, see docs/decisions/0003: everything answered is in the file's pages already."""
     options = {
         "port": "0",
         "unixsocket": str(folders.valkey_socket),
         "unixsocketperm": "600",
         "dir": str(folders.redis),
         "appendonly": "yes",
-        "appendfsync": "everysec",
+        "appendfsync": "no",
         "save": "",
         "maxmemory-policy": "noeviction",
         "daemonize": "no",

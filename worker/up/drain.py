@@ -12,10 +12,9 @@ import os
 import sys
 import time
 
-from app.ledger.ledger import Ledger
-
 from app.ledger.errors import LedgerError
-from app.ledger.model import LIVE, Reclaim, State
+from app.ledger.ledger import Ledger
+from app.ledger.model import Reclaim
 from app.ledger.settings import get_settings
 from worker.providers.base import Provider, ProviderError
 from worker.providers.choose import open_provider
@@ -24,8 +23,6 @@ HELP_AFTER_SECONDS = 3.0
 """The loops need about 1 s for 200 sandboxes; from here on they are slower than they should be."""
 DELETES_AT_ONCE = 16
 POLL_SECONDS = 0.1
-PAGE = 500
-UNFINISHED = frozenset({*LIVE, State.DELETING})
 
 
 async def drain() -> None:
@@ -56,17 +53,10 @@ async def drain() -> None:
 
 
 async def reclaim_all(ledger: Ledger) -> int:
-    """Ask for every live sandbox to be deleted; answers how many are not over yet."""
-    unfinished = 0
-    cursor: str | None = None
-    while True:
-        page = await ledger.list(states=UNFINISHED, limit=PAGE, cursor=cursor)
-        live = [record.id for record in page.items if record.state in LIVE]
-        await asyncio.gather(*(ledger.request_delete(sandbox, Reclaim.SHUTDOWN) for sandbox in live))
-        unfinished += len(page.items)
-        cursor = page.next
-        if cursor is None:
-            return unfinished
+    """Everything that lives is to be deleted from now on; answers how many are not gone yet."""
+    while await ledger.reclaim_all(Reclaim.SHUTDOWN):
+        pass
+    return sum((await ledger.stats()).live.values())
 
 
 async def delete_all(provider: Provider, ids: list[str]) -> None:
