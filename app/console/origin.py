@@ -43,7 +43,9 @@ def check_host(host: str, public_origins: tuple[str, ...]) -> None:
         return
     if any(name == urlsplit(origin).hostname for origin in public_origins):
         return
-    raise Refused("This host name is not the console's. Set SANDMAN_CONSOLE_ORIGIN to the address that people use.")
+    raise Refused(
+        "This host name is not the console's. Set SANDMAN_CONSOLE_ORIGIN to the address that people use."
+    )
 
 
 def check_source(
@@ -56,7 +58,9 @@ def check_source(
     """
     site = headers.get("sec-fetch-site")
     if method in SAFE_METHODS:
-        navigated = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        navigated = (
+            headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        )
         if site in (None, "same-origin", "none") or navigated:
             return
         raise Refused("Another site asked for this page.")
@@ -83,7 +87,11 @@ def public_scheme(host: str, scheme: str, public_origins: tuple[str, ...]) -> st
 
 def local_path(target: str) -> str:
     """A path of this console to go to after the login; anything else becomes the front page."""
-    if not target.startswith("/") or target.startswith(("//", "/\\", "/login", "/logout")) or len(target) > 600:
+    if (
+        not target.startswith("/")
+        or target.startswith(("//", "/\\", "/login", "/logout"))
+        or len(target) > 600
+    ):
         return "/"
     if any(ord(character) < 33 or character == "\\" for character in target):
         return "/"
