@@ -7,7 +7,10 @@
 package files
 
 import (
+	"maps"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"sandman.dev/daemon/internal/problem"
@@ -64,6 +67,48 @@ func New(options Options) *Handler {
 	return &Handler{options: options}
 }
 
+type call func(w http.ResponseWriter, r *http.Request) error
+
+// calls are all there are; each method of a path is one function.
+func (h *Handler) calls(path string) map[string]call {
+	switch path {
+	case "/v1/files":
+		return map[string]call{"GET": h.get, "HEAD": h.get, "PUT": h.put, "DELETE": h.remove}
+	case "/v1/files/stat":
+		return map[string]call{"GET": h.stat}
+	case "/v1/files/list":
+		return map[string]call{"GET": h.list}
+	case "/v1/files/watch":
+		return map[string]call{"GET": h.watch}
+	case "/v1/files/move":
+		return map[string]call{"POST": h.move}
+	case "/v1/files/mkdir":
+		return map[string]call{"POST": h.mkdir}
+	case "/v1/files/link":
+		return map[string]call{"POST": h.link}
+	case "/v1/archive":
+		return map[string]call{"GET": h.pack, "PUT": h.unpack}
+	}
+	return nil
+}
+
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	problem.Write(w, &problem.Problem{Slug: "not-found", Title: "No such call", Status: http.StatusNotFound, Detail: r.URL.Path})
+	methods := h.calls(r.URL.Path)
+	if methods == nil {
+		problem.Write(w, &problem.Problem{
+			Slug: "no-such-call", Title: "No such call", Status: http.StatusNotFound, Detail: r.URL.Path,
+		})
+		return
+	}
+	work, known := methods[r.Method]
+	if !known {
+		w.Header().Set("Allow", strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
+		problem.Write(w, &problem.Problem{
+			Slug: "method-not-allowed", Title: "Not with this method", Status: http.StatusMethodNotAllowed, Detail: r.Method,
+		})
+		return
+	}
+	if err := work(w, r); err != nil {
+		problem.Write(w, err)
+	}
 }

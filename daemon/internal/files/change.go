@@ -1,0 +1,293 @@
+package files
+
+// The calls that change names: delete, move, mkdir, link. Each is one system call at its heart, with its
+// errno told; none checks first what that call decides.
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"strings"
+	"syscall"
+
+	"sandman.dev/daemon/internal/problem"
+)
+
+func (h *Handler) remove(w http.ResponseWriter, r *http.Request) error {
+	q, err := parseQuery(r.URL.RawQuery, "path", "user", "recursive", "missing_ok")
+	if err != nil {
+		return err
+	}
+	path, err := q.path("path")
+	if err != nil {
+		return err
+	}
+	recursive, recursiveErr := q.flag("recursive", false)
+	missingOK, missingErr := q.flag("missing_ok", false)
+	if err := errors.Join(recursiveErr, missingErr); err != nil {
+		return err
+	}
+	as, err := h.rightsOf(q["user"])
+	if err != nil {
+		return err
+	}
+	full := trimSlashes(absolute(h.options.DefaultDir, path))
+	if _, name := splitLast(full); name == "" { // as rm: no call can mean to delete where it stands
+		return problem.Invalid("path", `must name an entry; it ends in "/", "." or ".."`)
+	}
+	err = as.do(func() error {
+		st, err := statat(atFDCWD, full, atSymlinkNofollow)
+		if err != nil {
+			return err
+		}
+		if !isType(st, syscall.S_IFDIR) {
+			return unlinkat(atFDCWD, full, 0)
+		}
+		if !recursive {
+			return withPath(&problem.Problem{
+				Slug: "is-a-directory", Title: "That is a directory", Status: http.StatusConflict,
+				Detail: "recursive=true deletes it with all it holds",
+			}, full).With("errno", "EISDIR")
+		}
+		return os.RemoveAll(full)
+	})
+	if err != nil && !(missingOK && errors.Is(err, syscall.ENOENT)) {
+		return failed(err, full)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+type moveRequest struct {
+	From      string `json:"from"`
+	FromB64   string `json:"from_b64"`
+	To        string `json:"to"`
+	ToB64     string `json:"to_b64"`
+	Overwrite bool   `json:"overwrite"`
+	Parents   *bool  `json:"parents"`
+	User      string `json:"user"`
+}
+
+func (h *Handler) move(w http.ResponseWriter, r *http.Request) error {
+	var request moveRequest
+	if err := readJSON(r, &request); err != nil {
+		return err
+	}
+	from, err := jsonPath("from", request.From, request.FromB64)
+	if err != nil {
+		return err
+	}
+	to, err := jsonPath("to", request.To, request.ToB64)
+	if err != nil {
+		return err
+	}
+	as, err := h.rightsOf(request.User)
+	if err != nil {
+		return err
+	}
+	from = trimSlashes(absolute(h.options.DefaultDir, from))
+	to = trimSlashes(absolute(h.options.DefaultDir, to))
+	blamed := from
+	var entry Entry
+	err = as.do(func() error {
+		st, err := statat(atFDCWD, from, atSymlinkNofollow)
+		if err != nil {
+			return err
+		}
+		blamed = to
+		place, err := newPlace(to, request.Parents == nil || *request.Parents)
+		if err != nil {
+			return err
+		}
+		defer place.close()
+		flags := renameNoReplace
+		if request.Overwrite {
+			flags = 0
+		}
+		err = renameat2(atFDCWD, from, place.dir, place.name, flags)
+		if errors.Is(err, syscall.EINVAL) && flags != 0 { // a file system without that flag, or into itself
+			if _, statErr := statat(place.dir, place.name, atSymlinkNofollow); statErr == nil {
+				return syscall.EEXIST
+			}
+			err = renameat2(atFDCWD, from, place.dir, place.name, 0)
+		}
+		if errors.Is(err, syscall.EXDEV) {
+			err = moveAcross(r.Context(), from, place, request.Overwrite)
+		}
+		if err != nil {
+			return err
+		}
+		if now, statErr := statat(place.dir, place.name, atSymlinkNofollow); statErr == nil {
+			st = now
+		}
+		entry = newEntry(to, place.name, st)
+		entry.withTarget(place.dir, place.name)
+		return nil
+	})
+	if err != nil {
+		return failed(err, blamed)
+	}
+	return answerEntry(w, entry, true)
+}
+
+// newPlace is where an entry will be made: a name in a folder, with the folders on the way made if asked.
+func newPlace(path string, parents bool) (*target, error) {
+	folder, name := splitLast(path)
+	if name == "" {
+		return nil, syscall.EEXIST
+	}
+	dir, missing, err := openFolder(folder, parents)
+	if err != nil {
+		return nil, err
+	}
+	place := &target{path: path, dir: dir, missing: missing, name: name}
+	if err := place.makeMissing(nil); err != nil {
+		place.close()
+		return nil, err
+	}
+	return place, nil
+}
+
+type mkdirRequest struct {
+	Path    string `json:"path"`
+	PathB64 string `json:"path_b64"`
+	Mode    string `json:"mode"`
+	Parents *bool  `json:"parents"`
+	User    string `json:"user"`
+}
+
+// mkdir with parents (the default) is idempotent, as mkdir -p is.
+func (h *Handler) mkdir(w http.ResponseWriter, r *http.Request) error {
+	var request mkdirRequest
+	if err := readJSON(r, &request); err != nil {
+		return err
+	}
+	path, err := jsonPath("path", request.Path, request.PathB64)
+	if err != nil {
+		return err
+	}
+	mode := uint32(0o755)
+	if request.Mode != "" {
+		if mode, err = parseMode("mode", request.Mode); err != nil {
+			return err
+		}
+	}
+	as, err := h.rightsOf(request.User)
+	if err != nil {
+		return err
+	}
+	parents := request.Parents == nil || *request.Parents
+	full := trimSlashes(absolute(h.options.DefaultDir, path))
+	var entry Entry
+	created := false
+	err = as.do(func() error {
+		st, err := statat(atFDCWD, full, 0)
+		if err == nil && parents && isType(st, syscall.S_IFDIR) {
+			entry = newEntry(full, full[strings.LastIndexByte(full, '/')+1:], st)
+			return nil
+		}
+		place, err := newPlace(full, parents)
+		if err != nil {
+			return err
+		}
+		defer place.close()
+		err = mkdirat(place.dir, place.name, 0o700)
+		if err == nil {
+			created = true
+			var fd int
+			if fd, err = openDirectory(place.dir, place.name, syscall.O_NOFOLLOW); err == nil {
+				err = keepSetgid(fd, mode)
+				_ = syscall.Close(fd)
+			}
+		}
+		if err != nil && !(parents && errors.Is(err, syscall.EEXIST)) {
+			return err
+		}
+		if st, err = statat(place.dir, place.name, 0); err == nil && !isType(st, syscall.S_IFDIR) {
+			err = syscall.EEXIST
+		}
+		entry = newEntry(full, place.name, st)
+		return err
+	})
+	if err != nil {
+		return failed(err, full)
+	}
+	return answerEntry(w, entry, created)
+}
+
+type linkRequest struct {
+	Target    string `json:"target"`
+	TargetB64 string `json:"target_b64"`
+	Path      string `json:"path"`
+	PathB64   string `json:"path_b64"`
+	Symbolic  *bool  `json:"symbolic"`
+	Overwrite bool   `json:"overwrite"`
+	Parents   *bool  `json:"parents"`
+	User      string `json:"user"`
+}
+
+// link makes a symbolic link (its target is text, kept as it is) or a hard one (its target is a path).
+func (h *Handler) link(w http.ResponseWriter, r *http.Request) error {
+	var request linkRequest
+	if err := readJSON(r, &request); err != nil {
+		return err
+	}
+	linked, err := jsonPath("target", request.Target, request.TargetB64)
+	if err != nil {
+		return err
+	}
+	path, err := jsonPath("path", request.Path, request.PathB64)
+	if err != nil {
+		return err
+	}
+	as, err := h.rightsOf(request.User)
+	if err != nil {
+		return err
+	}
+	full := trimSlashes(absolute(h.options.DefaultDir, path))
+	var entry Entry
+	err = as.do(func() error {
+		place, err := newPlace(full, request.Parents == nil || *request.Parents)
+		if err != nil {
+			return err
+		}
+		defer place.close()
+		makeAt := func(name string) error {
+			if request.Symbolic == nil || *request.Symbolic {
+				return symlinkat(linked, place.dir, name)
+			}
+			return linkat(atFDCWD, absolute(h.options.DefaultDir, linked), place.dir, name, 0)
+		}
+		err = makeAt(place.name)
+		if errors.Is(err, syscall.EEXIST) && request.Overwrite {
+			err = replaceBy(place.dir, place.name, makeAt)
+		}
+		if err != nil {
+			return err
+		}
+		st, err := statat(place.dir, place.name, atSymlinkNofollow)
+		if err != nil {
+			return err
+		}
+		entry = newEntry(full, place.name, st)
+		entry.withTarget(place.dir, place.name)
+		return nil
+	})
+	if err != nil {
+		return failed(err, full)
+	}
+	return answerEntry(w, entry, true)
+}
+
+// replaceBy makes something under another name and renames it over the old one, so that the name is never
+// missing in between.
+func replaceBy(dir int, name string, makeAt func(name string) error) error {
+	temporary := temporaryName()
+	if err := makeAt(temporary); err != nil {
+		return err
+	}
+	err := renameat2(dir, temporary, dir, name, 0)
+	// Between two names of one file rename does nothing and succeeds: the temporary name is still there.
+	_ = unlinkat(dir, temporary, 0)
+	return err
+}

@@ -1,0 +1,6 @@
+package files
+
+// System calls that the standard library has no number for; the rest come from package syscall.
+const sysRenameat2 = 276
+
+const sysFstatat = 79
