@@ -67,6 +67,7 @@ def decode_record(flat: list[Any]) -> Record:
         enforced=_texts.decode(f["enforced"]) if f.get("enforced") else {},
         reclaim=Reclaim(f["reclaim"]) if f.get("reclaim") else None,
         rev=int(f["rev"]),
+        crashes=int(f.get("crashes", "0")),
     )
 
 

@@ -156,6 +156,8 @@ class Record:
     reclaim: Reclaim | None
     rev: int
     """Grows with each change of state or claim."""
+    crashes: int = 0
+    """How often a worker fell silent while it created this one."""
 
     @property
     def live(self) -> bool:
@@ -313,6 +315,8 @@ class Stats(msgspec.Struct, frozen=True):
     pacing: PacingStats
     orphans: OrphanStats
     reclaimed: dict[str, int]
+    failed: dict[str, int] = {}
+    """Reason → how many failed with it since the ledger began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,14 +333,24 @@ class PaceSample:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkDue:
-    """What the reclaim loop should know each tick."""
+class Takeover:
+    """Creates taken over from workers that fell silent, and how many were left that must be taken alone."""
 
+    records: list[Record]
+    suspects: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One look at everything: what was moved on, and what waits."""
+
+    expired: list[Expired]
     queued: int
     stale_claims: int
     cleanup: int
+    starting: int
     wake: bool
-    """True: work waits and nobody drains it; a provision job should be enqueued."""
+    """True for exactly one caller: work waits, nobody drains it, and a provision job should be enqueued."""
 
 
 _ID = re.compile(r"(?:sb|run)-[a-z2-7]{26}\Z")

@@ -12,7 +12,7 @@ from app.ledger import wakeup
 from app.ledger.codec import clean_text, decode_record, encode_texts
 from app.ledger.concern import Concern
 from app.ledger.connection import milliseconds
-from app.ledger.model import Admission, PaceSample, Reason, Record, WorkDue
+from app.ledger.model import Admission, PaceSample, Reason, Record, Takeover
 
 _DRAINING_MS = 5_000
 """A job that was silent for so long is taken for dead; it says so each second."""
@@ -36,17 +36,26 @@ class Provisioning(Concern):
             [decode_record(flat) for flat in reply[3:]], reply[0] or None, int(reply[1]), int(reply[2])
         )
 
-    async def take_stale(self, worker: str, limit: int, claim_seconds: float | None = None) -> list[Record]:
-        """Take over creates whose claim has lapsed; too many attempts fail with backend_error."""
-        replies = await self._connection.run_list(
+    async def take_stale(
+        self, worker: str, limit: int, claim_seconds: float | None = None, *, alone: bool = True
+    ) -> list[Record]:
+        """Take over creates whose claim has lapsed; too many attempts fail with backend_error. See `take_over`."""
+        return (await self.take_over(worker, limit, claim_seconds, alone=alone)).records
+
+    async def take_over(
+        self, worker: str, limit: int, claim_seconds: float | None = None, *, alone: bool
+    ) -> Takeover:
+        """`alone`: the worker has nothing else in flight, so it may be given a create that seems to kill workers."""
+        reply = await self._connection.run_list(
             "take_stale",
             worker,
             limit,
             milliseconds(self._claim(claim_seconds)),
             self._settings.worker.attempts_max,
+            int(alone),
             again=False,
         )
-        return [decode_record(flat) for flat in replies]
+        return Takeover([decode_record(flat) for flat in reply[1:]], int(reply[0]))
 
     async def extend_claims(
         self, worker: str, ids: Iterable[str], claim_seconds: float | None = None
@@ -111,13 +120,6 @@ class Provisioning(Concern):
 
     async def drain_end(self) -> None:
         await self._connection.run("drain", "end", _DRAINING_MS)
-
-    async def work_due(self) -> WorkDue:
-        """What waits. If nobody drains the queue, exactly one caller is told to wake a worker."""
-        queued, stale, cleanup, wake = await self._connection.run_list(
-            "work_due", wakeup.WAKE_MS, again=False
-        )
-        return WorkDue(int(queued), int(stale), int(cleanup), bool(wake))
 
     async def wake(self) -> None:
         """Enqueue a provision job."""

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
+from app.ledger import wakeup
 from app.ledger.codec import clean_text, decode_reclaim, decode_record
 from app.ledger.concern import Concern
 from app.ledger.connection import milliseconds, translated
-from app.ledger.model import Expired, Reclaim, ReclaimPage, Record
+from app.ledger.model import Expired, Reclaim, ReclaimPage, Record, Tick
 
 _CLEANUP_CLAIM_SECONDS = 30.0
 """How long one removal may take before it is given out again; removing twice is harmless, so this only limits double work."""
 
 
 class Reclaiming(Concern):
-    async def expire(self, limit: int = 200) -> list[Expired]:
-        """Move on what is past its deadline, its lease or its run, and forget what ended long ago. Call about once a second; a
-        long silence between two calls is taken for an outage, and leases get a grace. More may be due than `limit`."""
+    async def tick(self, limit: int = 200) -> Tick:
+        """Move on what is past its deadline, its lease or its run, forget what ended long ago, and say what waits. Call about once
+        a second; a long silence between two calls is taken for an outage, and leases get a grace. More may be due than `limit`."""
         lease, retention = self._settings.lease, self._settings.retention
-        flat = await self._connection.run_list(
+        queued, stale, cleanup, starting, wake, *flat = await self._connection.run_list(
             "expire",
             limit,
             milliseconds(lease.outage_threshold_seconds),
@@ -28,11 +29,20 @@ class Reclaiming(Concern):
             retention.ended_bound,
             milliseconds(retention.run_seconds),
             retention.run_bound,
+            wakeup.WAKE_MS,
         )
-        return [
+        expired = [
             Expired(flat[i], Reclaim(flat[i + 1]), is_run=flat[i + 2] == "run")
             for i in range(0, len(flat), 3)
         ]
+        return Tick(expired, int(queued), int(stale), int(cleanup), int(starting), bool(wake))
+
+    async def expire(self, limit: int = 200) -> list[Expired]:
+        """A `tick` that also wakes a worker where that is due."""
+        tick = await self.tick(limit)
+        if tick.wake:
+            await self._waker.wake()
+        return tick.expired
 
     async def cleanup_due(self, limit: int = 50) -> list[Record]:
         """What must be removed from the backend now, what somebody waits for first. Each is given to one caller for a while."""

@@ -14,7 +14,7 @@ _SHOWN = (State.QUEUED, State.CREATING, State.STARTING, State.READY, State.DELET
 
 class Statistics(Concern):
     async def stats(self, tenant: str | None = None) -> Stats:
-        """For the whole service, or with one tenant's own live, concurrency, queue and reclaimed."""
+        """For the whole service, or with one tenant's own live, concurrency, queue, reclaimed and failed."""
         (
             now,
             live,
@@ -25,6 +25,7 @@ class Statistics(Concern):
             reclaimed,
             creating,
             starting,
+            failed,
         ) = await self._connection.run_list("stats", tenant or "")
         counts, pacing, strays = fields(live), fields(pace), fields(orphans)
         oldest_ms = float(oldest)
@@ -43,6 +44,7 @@ class Statistics(Concern):
             ),
             orphans=OrphanStats(now=int(strays.get("now", "0")), reclaimed=int(strays.get("reclaimed", "0"))),
             reclaimed={reason: int(n) for reason, n in fields(reclaimed).items()},
+            failed={reason: int(n) for reason, n in fields(failed).items()},
         )
 
     async def record_execs(self, batch: Iterable[ExecSample]) -> None:

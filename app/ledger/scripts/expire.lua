@@ -1,7 +1,8 @@
 -- Find what nobody holds: passed deadlines and leases, lost runs, the members of ended runs. Then forget what ended long ago.
 -- ARGV: 1 limit, 2 outage threshold ms, 3 outage grace ms, 4 ended retention ms, 5 ended bound, 6 run retention ms, 7 run bound
--- Returns {id, reclaim, 'sandbox' or 'run', ...} flat.
-local limit, out = tonumber(ARGV[1]), {}
+--   8 wake ms
+-- Returns {queued, stale claims, cleanup due, starting, 1 when a provision job should be enqueued, id, reclaim, 'sandbox' or 'run', ...}
+local limit, out = tonumber(ARGV[1]), {0, 0, 0, 0, 0}
 local function note(id, reclaim, kind)
   out[#out + 1] = id
   out[#out + 1] = reclaim
@@ -84,4 +85,11 @@ purge('ended:run', tonumber(ARGV[6]), tonumber(ARGV[7]), function(run)
   if tenant then call('ZREM', P .. 'ix:runs:' .. tenant, run) end
   call('ZREM', P .. 'ended:run', run)
 end)
+out[1] = count('n', 'queued')
+out[2] = call('ZCOUNT', P .. 'claims', '-inf', NOW)
+out[3] = call('ZCOUNT', P .. 'clean:urgent', '-inf', NOW) + call('ZCOUNT', P .. 'clean:bulk', '-inf', NOW)
+out[4] = call('ZCARD', P .. 'starting')
+-- Work waits and nobody drains it: exactly one caller is told to wake a worker, again and again until one comes.
+if out[1] + out[2] > 0 and call('EXISTS', P .. 'draining') == 0 and
+    call('SET', P .. 'wake', '1', 'NX', 'PX', ARGV[8]) then out[5] = 1 end
 return out

@@ -243,6 +243,10 @@ local function move(r, to, more)
   local all, own = bump(r.tenant, to, 1)
   r['at:' .. to] = NOW
   account(r, from, to, more.reason, LIVE[from] and more.reclaim or nil)
+  if to == 'failed' then
+    call('HINCRBY', P .. 'failed', more.reason, 1)
+    call('HINCRBY', P .. 'failed:' .. r.tenant, more.reason, 1)
+  end
   r.state = to
 
   if to == 'creating' then
