@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from litestar import Litestar, MediaType, Response
@@ -151,14 +150,3 @@ class Console:
 
 def console_in(app: Litestar) -> Console:
     return cast("Console", app.state[STATE_KEY])
-
-
-@asynccontextmanager
-async def running(app: Litestar, console: Console) -> AsyncIterator[None]:
-    """Keep the console in the application's state, and its sampler running, while the application runs."""
-    app.state[STATE_KEY] = console
-    await console.start()
-    try:
-        yield
-    finally:
-        await console.stop()
