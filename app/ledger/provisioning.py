@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from app.ledger import wakeup
 from app.ledger.codec import clean_text, decode_record, encode_texts
 from app.ledger.concern import Concern
 from app.ledger.connection import milliseconds
