@@ -1,0 +1,1 @@
+"""The asynchronous shell: everything that touches sockets, tasks and files."""

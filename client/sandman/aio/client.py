@@ -1,0 +1,246 @@
+"""The asynchronous client: connections, leases and bounds for any number of sandboxes.
+
+One client belongs to one event loop and one process. Used from another loop or after a fork it says so, instead of sharing
+sockets in ways that lose bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import msgspec
+
+from sandman.aio import creating
+from sandman.aio.http import Answer, Http
+from sandman.aio.lease import LeaseKeeper
+from sandman.aio.link import Link
+from sandman.aio.opening import Opening
+from sandman.aio.run import AsyncRun
+from sandman.aio.sandbox import AsyncSandbox
+from sandman.aio.slots import Slots
+from sandman.config import Limits, Settings, Timeouts, resolve
+from sandman.errors import ClosedError, ForkError, LoopError
+from sandman.models import RunInfo, SandboxInfo
+from sandman.options import CreateOptions
+from sandman.retry import RetryPolicy
+from sandman.version import __version__
+
+USER_AGENT = f"sandman-python/{__version__} (Python {platform.python_version()})"
+
+
+class SandboxPage(msgspec.Struct):
+    items: list[SandboxInfo]
+    next: str | None = None
+
+
+class AsyncClient:
+    """Talks to one service. Arguments left out come from SANDMAN_URL, SANDMAN_API_KEY or SANDMAN_API_KEY_FILE, or from what
+    `sandman up` left for this user on this machine. Opens nothing before it is used. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        request_timeout: float | None = None,
+        timeouts: Timeouts | None = None,
+        limits: Limits | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self.settings: Settings = resolve(
+            url, api_key, timeouts=timeouts, limits=limits, retry=retry
+        ).with_request_timeout(request_timeout)
+        self._http = Http(self.settings, USER_AGENT)
+        self._slots = Slots(self.settings.limits.channels, self.settings.limits.queue_seconds)
+        self._leases = LeaseKeeper()
+        self._links: set[Link] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = os.getpid()
+        self._closed = False
+
+    # Sandboxes and runs
+
+    def create(
+        self,
+        image: str = "host",
+        *,
+        run: str | None = None,
+        wait: float = 600.0,
+        **options: Unpack[CreateOptions],
+    ) -> Opening[AsyncSandbox]:
+        """Make a sandbox and wait until it is ready; await it, or enter it with `async with`, which deletes it at the end.
+
+        All its tries are one create. wait=0 returns it as it is (queued); `wait_ready` waits then. Cancelled at any moment
+        it leaves nothing. Raises ValidationError, QuotaExceeded, SandboxFailed (with a reason and whose fault it is),
+        CreateTimeout after `wait` seconds (the sandbox is deleted then), TransportError.
+        """
+        self._check_usable()
+        return Opening(lambda: creating.create(self, image, run, wait, options))
+
+    def run(
+        self,
+        name: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        lease_seconds: float | None = None,
+    ) -> Opening[AsyncRun]:
+        """Begin a run; await it, or enter it with `async with`, which ends it and all it owns. Renewed in the background."""
+        self._check_usable()
+        body: dict[str, Any] = {}
+        if name is not None:
+            body["name"] = name
+        if labels is not None:
+            body["labels"] = dict(labels)
+        if lease_seconds is not None:
+            body["lease_seconds"] = lease_seconds
+
+        async def begin() -> AsyncRun:
+            key = uuid.uuid4().hex
+            answer = await self._call(
+                "POST", "/v1/runs", json=body, headers={"idempotency-key": key}, repeatable=False
+            )
+            return self._held_run(answer.decode(RunInfo))
+
+        return Opening(begin)
+
+    async def attach_run(self, run_id: str) -> AsyncRun:
+        """Hold a run that was made elsewhere: from now on it is renewed here too. Raises NotFound, Gone."""
+        return self._held_run((await self._call("POST", f"/v1/runs/{run_id}/renew", json={})).decode(RunInfo))
+
+    def _held_run(self, info: RunInfo) -> AsyncRun:
+        run = AsyncRun(self, info)
+        self._leases.keep(run, info.lease_seconds)
+        return run
+
+    async def sandbox(self, sandbox_id: str) -> AsyncSandbox:
+        """A sandbox that exists, by its id: not held, renewed or deleted by this object. Raises NotFound."""
+        answer = await self._call("GET", f"/v1/sandboxes/{sandbox_id}")
+        return self._unheld(answer.decode(SandboxInfo))
+
+    async def sandboxes(
+        self,
+        *,
+        state: str | None = None,
+        run: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        page: int = 100,
+    ) -> AsyncIterator[AsyncSandbox]:
+        """The sandboxes of this key's tenant, page by page, as objects that hold nothing."""
+        cursor: str | None = None
+        while True:
+            params: list[tuple[str, str | int]] = [("limit", page)]
+            params += [
+                (name, value) for name, value in (("state", state), ("run", run), ("cursor", cursor)) if value
+            ]
+            params += [("label", f"{name}={value}") for name, value in (labels or {}).items()]
+            found = (await self._call("GET", "/v1/sandboxes", params=params)).decode(SandboxPage)
+            for info in found.items:
+                yield self._unheld(info)
+            cursor = found.next
+            if not cursor:
+                return
+
+    def direct(self) -> AsyncSandbox:
+        """The one sandbox behind this URL, when it is a daemon's own and not the service's (inside a cluster)."""
+        self._check_usable()
+        return AsyncSandbox(self, SandboxInfo(id="direct", state="ready"), prefix="/v1", holds=False)
+
+    def _unheld(self, info: SandboxInfo) -> AsyncSandbox:
+        return AsyncSandbox(self, info, prefix=f"/v1/sandboxes/{info.id}", holds=False)
+
+    async def stats(self) -> dict[str, Any]:
+        """The service's counts: live, concurrency, queue, pacing, orphans, reclaimed."""
+        return dict((await self._call("GET", "/v1/stats")).decode(dict[str, Any]))
+
+    # Its own life
+
+    async def aclose(self) -> None:
+        """Close all connections and stop renewing, within Timeouts.close (2 s) whatever is open. Idempotent.
+
+        Deletes nothing: sandboxes that are still held here are taken back by the service when their lease ends.
+        """
+        if self._closed or os.getpid() != self._process:
+            return
+        self._closed = True
+        # Half the time for what was begun (deletes of cancelled creates), half for the goodbyes.
+        half = self.settings.timeouts.close / 2
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=half)
+        closing = [asyncio.ensure_future(link.close()) for link in self._links]
+        closing += [asyncio.ensure_future(self._leases.close())]
+        _, late = await asyncio.wait(closing, timeout=half)
+        for task in (*late, *self._tasks):
+            task.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(half):
+                await self._http.close()
+
+    async def __aenter__(self) -> Self:
+        self._check_usable()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._finish(self.aclose())
+
+    # For the parts
+
+    def _check_usable(self) -> None:
+        """Raises the error that says why this object cannot be used here; binds it to the running loop at first use."""
+        if os.getpid() != self._process:
+            raise ForkError("this client was made before os.fork(); make a new one in the child")
+        if self._closed:
+            raise ClosedError("the client has been closed")
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise LoopError(
+                "this client belongs to another event loop; make one client per loop (or use sandman.Client)"
+            )
+
+    async def _call(self, method: str, path: str, **options: Any) -> Answer:
+        self._check_usable()
+        return await self._http.call(method, path, **options)
+
+    def _track(self, link: Link) -> None:
+        self._links.add(link)
+
+    def _forget(self, sandbox: AsyncSandbox) -> None:
+        self._links.discard(sandbox._link)
+
+    def _drop_link(self, link: Link) -> None:
+        """The sandbox object was collected, in whatever thread: close its connection."""
+        self._links.discard(link)
+        if self._loop is not None and not self._loop.is_closed() and link.active:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(lambda: self._in_background(link.close()))
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run what must be done although its caller goes away; close() waits for it a little. Failures are not reported."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await it; a cancellation of the caller meanwhile does not stop it: it is finished in the background."""
+        await asyncio.shield(self._in_background(work))

@@ -1,0 +1,131 @@
+"""The keyword arguments that the sync and the async client share, and how they become request bodies."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, BinaryIO, TypedDict
+
+DEFAULT_MAX_OUTPUT_BYTES = 8 * 1024 * 1024
+"""Per stream. Enough for any log that a person or a model reads; a thousand results still fit into memory."""
+
+Command = str | Sequence[str]
+"""Text for the sandbox's shell, or an argument vector that is run as it is."""
+Source = bytes | bytearray | memoryview | str | BinaryIO | Iterable[bytes] | AsyncIterable[bytes]
+"""Content to send. A str is text in UTF-8, never a path. Iterables and files are read as the transfer goes on."""
+Callback = Callable[[Any], Any] | Callable[[Any], Awaitable[Any]]
+
+
+class CreateOptions(TypedDict, total=False):
+    """What a sandbox is made of; what is left out is the service's default."""
+
+    env: Mapping[str, str]
+    cpu: float
+    """Cores."""
+    memory: int | str
+    """Bytes, or text such as "512MiB"."""
+    disk: int | str
+    user: str
+    """Who runs commands, unless an exec says otherwise."""
+    workdir: str
+    labels: Mapping[str, str]
+    lease_seconds: float
+    """How long it lives unrenewed. The object renews it at a third of that, as long as it is open and this process lives."""
+    lifetime_seconds: float
+    """The most it ever lives, however it is held."""
+    policy: Mapping[str, Any]
+    """{"network": "none" | "host", "pids": N}"""
+    idempotency_key: str
+    """Names this create over several calls; by default each call is one create of its own, whatever it takes to be sent."""
+
+
+class StartOptions(TypedDict, total=False):
+    """How a command runs."""
+
+    cwd: str
+    env: Mapping[str, str]
+    timeout: float | None
+    """Seconds of the command itself, counted and enforced by the daemon over the whole process tree; the result then says
+    timed_out. None: no bound but the sandbox's own. No HTTP or connection time-out ever ends a command."""
+    grace: float
+    """Seconds between TERM and KILL when the time is up."""
+    user: str
+    session: str
+    """Name of a persistent shell that keeps cwd, variables and functions; commands of one session run one after another."""
+    shell: str
+    merge_stderr: bool
+    """stderr into stdout, in the order written."""
+    id: str
+    """The exec's id, chosen here; the same id again attaches to the same command."""
+    max_output_bytes: int
+    """Per stream, kept for the result: the first and the last half of it. Live events carry everything."""
+
+
+class ExecOptions(StartOptions, total=False):
+    stdin: Source
+    """Sent as it is read, then end of file. Without it, stdin is at its end from the start."""
+    on_stdout: Callback
+    """Called with each piece in order (text, or bytes with encoding=None). May be a coroutine function in the async client.
+    An exception in it kills the command and comes out of exec()."""
+    on_stderr: Callback
+    on_gap: Callback
+    """Called with each Gap: output that was no longer kept when a broken connection was resumed."""
+    check: bool
+    """True: raise CommandFailed unless the exit code is 0 in time."""
+
+
+def exec_id() -> str:
+    return f"ex-{uuid.uuid4().hex}"
+
+
+def start_body(command: Command, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of a start request. Raises TypeError for a command that is neither text nor a list of text."""
+    body: dict[str, Any] = {}
+    if isinstance(command, str):
+        body["command"] = command
+    elif isinstance(command, bytes) or not all(isinstance(part, str) for part in command):
+        raise TypeError("a command is a str (for the shell) or a sequence of str (an argument vector)")
+    else:
+        body["argv"] = list(command)
+    for name in ("cwd", "user", "session", "shell", "merge_stderr", "max_output_bytes"):
+        if options.get(name) is not None:
+            body[name] = options[name]
+    if options.get("env") is not None:
+        body["env"] = dict(options["env"])
+    if options.get("timeout") is not None:
+        body["timeout_seconds"] = options["timeout"]
+    if options.get("grace") is not None:
+        body["grace_seconds"] = options["grace"]
+    body["id"] = options.get("id") or exec_id()
+    return body
+
+
+def create_body(image: str, run: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    body: dict[str, Any] = {"image": image}
+    if run is not None:
+        body["run"] = run
+    for name in ("env", "labels", "policy"):
+        if options.get(name) is not None:
+            body[name] = dict(options[name])
+    for name in ("cpu", "user", "workdir", "lease_seconds", "lifetime_seconds"):
+        if options.get(name) is not None:
+            body[name] = options[name]
+    for name in ("memory", "disk"):
+        if options.get(name) is not None:
+            body[name] = parse_size(options[name])
+    return body
+
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)
+
+
+def parse_size(value: int | str) -> int:
+    """Bytes from a number or from text: "512MiB" and "512Mi" are binary, "512MB" and "512M" decimal."""
+    if isinstance(value, int):
+        return value
+    found = _SIZE.match(value)
+    if found is None:
+        raise ValueError(f"not a size: {value!r} (try 512MiB)")
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** " kmgt".index(found[2].lower() or " "))

@@ -1,0 +1,1 @@
+"""The blocking shell: the asynchronous client, driven from any thread."""
