@@ -247,23 +247,14 @@ class Service:
         return runtime_dir(self.data_dir)
 
     def cgroups(self) -> list[str]:
-        """Cgroups that a sandbox of this service has made; those of other services on the machine do not count."""
-        known = self.known_sandboxes()
+        """Cgroups of this service's sandboxes; those of other services on the machine carry another name."""
+        from worker.providers.local.options import instance_name
+
+        instance = instance_name(self.env.get("SANDMAN_NAMESPACE", "sandman"), self.storage)
         found = []
         for folder, names, _ in os.walk("/sys/fs/cgroup"):
-            for name in names:
-                match = SANDBOX_ID.search(name)
-                if match and match[0] in known:
-                    found.append(f"{folder}/{name}")
+            found += [f"{folder}/{name}" for name in names if instance in f"{folder}/{name}" and SANDBOX_ID.search(name)]
         return found
-
-    def known_sandboxes(self) -> set[str]:
-        """Every sandbox id that this service has ever written into its append-only file."""
-        known: set[str] = set()
-        for path in (self.data_dir / "redis").rglob("*"):
-            if path.is_file():
-                known.update(SANDBOX_ID.findall(_read(path)))
-        return known
 
     def leftovers(self) -> Leftovers:
         """What would be wrong after the service has stopped."""
