@@ -1,0 +1,134 @@
+"""From a prepared workspace to a running daemon.
+
+Each step is written into the sandbox's state before the next one, so that whoever finds the state later knows how far it came; the
+process that the state names cannot run before it is named there, limited and in its cgroups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from worker.providers.local import cgroups, rlimits
+from worker.providers.local.arguments import DAEMON_INSIDE, SandboxPlan, bwrap_argv
+from worker.providers.local.cgroups import Limits
+from worker.providers.local.errors import Interrupted, LaunchFailed
+from worker.providers.local.gate import hold
+from worker.providers.local.processes import name_of, wait_ended
+from worker.providers.local.state import SandboxState
+from worker.providers.local.status import Report, log_tail, read_report
+from worker.providers.local.workspace import Workspace, open_log, open_status
+
+BACKLOG = 1024
+"""Connections that may wait while the daemon starts: a burst of callers must not be refused."""
+START_SECONDS = 20.0
+"""From bubblewrap's start to the daemon's; about 10 ms on an idle machine, seconds when a burst of 200 shares two cores."""
+DAEMON_NAME = Path(DAEMON_INSIDE).name
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    workspace: Workspace
+    plan: SandboxPlan
+    """Its descriptors are filled in here."""
+    bwrap: Path
+    socket_path: Path
+    config: dict[str, object]
+    """The daemon's, without `listen`."""
+    limits: Limits
+    cgroups: list[Path]
+    user: tuple[int, int] | None
+
+
+def start(launch: Launch, note: Callable[[SandboxState], None], state: SandboxState) -> SandboxState:
+    """Run it up to the daemon's first instruction. Raises LocalError, OSError; the caller tears down."""
+    with contextlib.ExitStack() as stack:
+
+        def own(fd: int) -> int:
+            stack.callback(os.close, fd)
+            return fd
+
+        listener = stack.enter_context(listen(launch.socket_path))
+        config = own(_memory_file(launch.config, listener.fileno()))
+        status, log = own(open_status(launch.workspace)), own(open_log(launch.workspace))
+        plan = replace(launch.plan, status_fd=status, config_fd=config)
+        with hold(
+            bwrap_argv(launch.bwrap, plan),
+            inherit=(listener.fileno(), config, status),
+            stderr=log,
+            ulimits=rlimits.for_shell(state.enforced, launch.limits),
+            user=launch.user,
+        ) as gate:
+            state = msgspec.structs.replace(
+                state, phase="launching", pid=gate.process.pid, ticks=gate.process.ticks
+            )
+            note(state)
+            cgroups.join(launch.cgroups, gate.process.pid)
+            rlimits.prefer_for_oom(gate.process.pid)
+            gate.open()
+            report = wait_started(state, launch.workspace.path)
+    return finish(state, report, launch.limits)
+
+
+def finish(state: SandboxState, report: Report, limits: Limits) -> SandboxState:
+    """What remains to be done to a daemon that has just started; idempotent."""
+    enforced = state.enforced
+    if report.child is not None:
+        enforced = rlimits.apply_inside(report.child, enforced, limits)
+    return msgspec.structs.replace(state, phase="running", enforced=enforced)
+
+
+def wait_started(state: SandboxState, folder: Path) -> Report:
+    """Until bubblewrap's child has become the daemon. Raises LaunchFailed with what bubblewrap said, Interrupted."""
+    deadline = time.monotonic() + START_SECONDS
+    pidfd = state.process.open()
+    pause = 0.004
+    try:
+        while True:
+            report = read_report(folder / "status.json")
+            if report.child is not None and name_of(report.child) == DAEMON_NAME:
+                return report
+            if pidfd is None or wait_ended(pidfd, pause):
+                said = log_tail(folder / "log") or "it was killed"
+                raise LaunchFailed(f"bubblewrap could not start the sandbox: {said}")
+            if time.monotonic() > deadline:
+                raise Interrupted(f"the sandbox's daemon did not start within {START_SECONDS:g} s")
+            pause = min(pause * 1.5, 0.1)
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+
+
+def listen(path: Path) -> socket.socket:
+    """The daemon's socket, made out here: nothing of it can be seen, replaced or connected to from inside. The folder is 0700."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _memory_file(config: dict[str, object], listener: int) -> int:
+    """The configuration as an anonymous file: it never lies on a disk or in an argument list."""
+    fd = os.memfd_create("sandman-config", os.MFD_CLOEXEC)
+    try:
+        content = msgspec.json.encode({**config, "listen": f"fd:{listener}"})
+        while content:
+            content = content[os.write(fd, content) :]
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
