@@ -23,6 +23,11 @@ class Coordination(Concern):
         token = int(await self._connection.run("leader", name, holder, ttl_ms, again=False))
         return token or None
 
+    async def is_led(self, name: str) -> bool:
+        """Whether somebody leads: a leader that fell silent is forgotten after its ttl."""
+        async with translated():
+            return bool(await self._connection.client.exists(f"{self._connection.prefix}leader:{name}"))
+
     async def agreement_ms(self) -> int | None:
         """The last moment at which ledger and backend were compared in full, within this epoch."""
         moment = int(await self._connection.run("agreement"))
