@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import sys
+from pathlib import Path
 
 from worker.up import folders as places
 from worker.up import keys, preflight
@@ -43,13 +44,20 @@ def prepare(options: Options, report: Report) -> Supervisor:
     daemon = preflight.find_daemon()
     valkey = preflight.find_valkey() if options.redis_url is None else None
     folders = places.prepare(options.data_dir, sandbox_uid=sandbox_uid())
+    try:
+        return prepare_in(folders, options, report, daemon=daemon, valkey=valkey)
+    except StartRefused:
+        folders.release()
+        raise
+
+
+def prepare_in(
+    folders: Folders, options: Options, report: Report, *, daemon: Path, valkey: Path | None
+) -> Supervisor:
     preflight.check_lengths(folders)
     port = preflight.choose_port(options.host, options.port)
-    env = make_environment(
-        settings_for(options, folders, port=port, daemon=str(daemon)),
-        preflight.SERVICE_ROOT,
-        inherited=os.environ,
-    )
+    settings = settings_for(options, folders, port=port, daemon=str(daemon))
+    env = make_environment(settings, preflight.SERVICE_ROOT, inherited=os.environ)
     places.ensure_secret(folders.data)
     key = keys.ensure_first_key(folders.data)
     report.say("checking", f"checking this machine (data in {folders.data})")
@@ -62,9 +70,8 @@ def prepare(options: Options, report: Report) -> Supervisor:
     )
     raise_open_files()
     become_subreaper()
-    return Supervisor(
-        folders, plan_children(folders, valkey), env, host=options.host, port=port, key=key, report=report
-    )
+    plans = plan_children(folders, valkey)
+    return Supervisor(folders, plans, env, host=options.host, port=port, key=key, report=report)
 
 
 def settings_for(options: Options, folders: Folders, *, port: int, daemon: str) -> dict[str, str]:

@@ -13,9 +13,10 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import stat
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,14 @@ class Folders:
     @property
     def logs(self) -> Path:
         return self.data / "logs"
+
+    def release(self) -> None:
+        """Let go of everything that was only there to run; what is kept stays."""
+        shutil.rmtree(self.runtime, ignore_errors=True)
+        with suppress(OSError):
+            self.runtime.parent.rmdir()  # Fails while another service has its sockets there.
+        os.close(self.children_lock)
+        os.close(self.lock)
 
     @property
     def valkey_socket(self) -> Path:
@@ -90,11 +99,9 @@ def ensure_secret(data_dir: Path) -> Path:
 
 
 def _make_data_dir(data_dir: Path) -> None:
-    # Root's folder can be passed through (not listed) by the sandboxes' user; every secret in it is a file of mode 0600.
-    mode = 0o711 if os.geteuid() == 0 else 0o700
     try:
         data_dir.parent.mkdir(parents=True, exist_ok=True)
-        data_dir.mkdir(mode=mode, exist_ok=True)
+        _make_passable(data_dir)
         probe = data_dir / f".probe.{os.getpid()}"
         probe.touch(mode=0o600)
         probe.unlink()
@@ -107,6 +114,16 @@ def _make_data_dir(data_dir: Path) -> None:
             f"The data folder {data_dir} cannot be written: {error.strerror}.",
             f"Make it writable for this user (now: {_who()}), or name another folder with --data-dir.",
         ) from error
+
+
+def _make_passable(folder: Path) -> None:
+    """Make it, when it is missing, private but for root's: through that the sandboxes' user can pass without listing it. Every
+    secret in there is a file of mode 0600."""
+    if folder.is_dir():
+        return
+    folder.mkdir()
+    # Not by mkdir's mode: the umask takes bits away there.
+    folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
 
 
 def _lock(path: Path) -> int:
@@ -177,10 +194,9 @@ def _make_storage_dir(data_dir: Path, sandbox_uid: int) -> Path:
         storage = data_dir / "storage"
     else:
         storage = Path("/var/lib/sandman") / hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
-    mode = 0o711 if os.geteuid() == 0 else 0o700
     try:
-        storage.parent.mkdir(mode=mode, parents=True, exist_ok=True)
-        storage.mkdir(mode=mode, exist_ok=True)
+        _make_passable(storage.parent)
+        _make_passable(storage)
     except OSError as error:
         raise StartRefused(
             f"The folder {storage} for sandboxes' files cannot be made: {error.strerror}.",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Mapping
@@ -271,7 +270,7 @@ class Supervisor:
 
     def _remove_traces(self) -> None:
         (self._folders.data / "service.json").unlink(missing_ok=True)
-        shutil.rmtree(self._folders.runtime, ignore_errors=True)
+        self._folders.release()
 
 
 def _kill(pid: int) -> None:

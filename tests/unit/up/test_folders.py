@@ -24,9 +24,7 @@ def made() -> Iterator[list[folders.Folders]]:
     found: list[folders.Folders] = []
     yield found
     for one in found:
-        os.close(one.lock)
-        os.close(one.children_lock)
-        shutil.rmtree(one.runtime, ignore_errors=True)
+        one.release()
         shutil.rmtree(one.storage, ignore_errors=True)
 
 
@@ -40,8 +38,7 @@ def test_a_long_data_path_still_gives_short_socket_paths(tmp_path: Path, made: l
 def test_the_same_folder_gives_the_same_places_again(tmp_path: Path, made: list[folders.Folders]) -> None:
     first = folders.prepare(tmp_path / "data", sandbox_uid=UID)
     places = (first.runtime, first.storage)
-    os.close(first.lock)
-    os.close(first.children_lock)
+    first.release()
     made.append(folders.prepare(tmp_path / "data", sandbox_uid=UID))
     assert (made[0].runtime, made[0].storage) == places
     assert json.loads((tmp_path / "data" / "storage.json").read_text()) == {"storage": str(places[1])}
@@ -87,6 +84,15 @@ def test_storage_can_be_entered_by_the_sandboxes_user(tmp_path: Path, made: list
         subprocess.run([sys.executable, "-c", enter, str(made[0].storage), str(UID)], check=True)
     else:
         assert made[0].storage == tmp_path / "data" / "storage"
+
+
+def test_a_tight_umask_does_not_lock_the_sandboxes_out(tmp_path: Path, made: list[folders.Folders]) -> None:
+    before = os.umask(0o077)
+    try:
+        made.append(folders.prepare(tmp_path / "data", sandbox_uid=UID))
+    finally:
+        os.umask(before)
+    assert made[0].data.stat().st_mode & 0o777 == (0o711 if os.geteuid() == 0 else 0o700)
 
 
 def test_a_folder_of_somebody_else_is_not_used_for_sockets(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.service import dying_with_us, eventually
+from worker.up.folders import runtime_dir
 
 APP = """
 import http.server, json, os
@@ -99,6 +100,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         one.process.kill()
         one.process.wait()
     record = tmp_path / "data" / "storage.json"
+    shutil.rmtree(runtime_dir(tmp_path / "data"), ignore_errors=True)
     if record.exists():
         shutil.rmtree(record.read_text().split('"')[3], ignore_errors=True)
 
