@@ -1,0 +1,1 @@
+"""Commands in a sandbox, over HTTP."""

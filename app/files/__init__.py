@@ -1,0 +1,1 @@
+"""Files of a sandbox, through to its daemon."""

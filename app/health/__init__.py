@@ -1,0 +1,1 @@
+"""Probes: does this process live, and can it take a create."""

@@ -1,0 +1,1 @@
+"""Runs: one training job or session, its lease, and what it cost."""

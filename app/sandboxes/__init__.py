@@ -1,0 +1,1 @@
+"""Sandboxes: create, look, wait, renew, delete."""

@@ -1,0 +1,1 @@
+"""Counts: for callers as JSON, for Prometheus as text."""
