@@ -8,12 +8,14 @@ done where the cgroup was delegated to us or holds nobody else.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 CONTROLLERS = ("memory", "cpu", "pids")
+_OCTAL = re.compile(r"\\([0-7]{3})")
 Version = Literal["cgroup-v1", "cgroup-v2"]
 
 
@@ -50,7 +52,7 @@ def parse_mounts(mountinfo: str) -> list[Mount]:
         options = frozenset(after[2].split(","))
         mounts.append(
             Mount(
-                point=Path(fields[4].encode().decode("unicode_escape")),
+                point=Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])),
                 root=fields[3],
                 version="cgroup-v1" if after[0] == "cgroup" else "cgroup-v2",
                 controllers=options & set(CONTROLLERS),

@@ -21,7 +21,7 @@ from worker.providers.local.arguments import DAEMON_INSIDE, SandboxPlan, bwrap_a
 from worker.providers.local.cgroups import Limits
 from worker.providers.local.errors import Interrupted, LaunchFailed
 from worker.providers.local.gate import hold
-from worker.providers.local.processes import name_of, wait_ended
+from worker.providers.local.processes import name_of, reference, wait_ended
 from worker.providers.local.state import SandboxState
 from worker.providers.local.status import Report, log_tail, read_report
 from worker.providers.local.workspace import Workspace, open_log, open_status
@@ -78,11 +78,17 @@ def start(launch: Launch, note: Callable[[SandboxState], None], state: SandboxSt
 
 
 def finish(state: SandboxState, report: Report, limits: Limits) -> SandboxState:
-    """What remains to be done to a daemon that has just started; idempotent."""
-    enforced = state.enforced
-    if report.child is not None:
-        enforced = rlimits.apply_inside(report.child, enforced, limits)
-    return msgspec.structs.replace(state, phase="running", enforced=enforced)
+    """What remains to be done to a daemon that has just started; idempotent. Raises LaunchFailed."""
+    init = None if report.child is None else reference(report.child)
+    if init is None:
+        raise LaunchFailed("the sandbox's daemon ended at once")
+    return msgspec.structs.replace(
+        state,
+        phase="running",
+        enforced=rlimits.apply_inside(init.pid, state.enforced, limits),
+        init_pid=init.pid,
+        init_ticks=init.ticks,
+    )
 
 
 def wait_started(state: SandboxState, folder: Path) -> Report:

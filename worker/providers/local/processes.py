@@ -105,12 +105,3 @@ def namespace_of(pid: int, kind: str) -> int | None:
     except OSError:
         return None
     return int(link[link.index("[") + 1 : -1])
-
-
-def processes_in(pid_namespace: int) -> list[int]:
-    """Every process in that pid namespace: a walk over /proc, for machines without cgroups and for leftovers."""
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and namespace_of(int(entry.name), "pid") == pid_namespace:
-            found.append(int(entry.name))
-    return found

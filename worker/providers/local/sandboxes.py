@@ -41,6 +41,8 @@ from worker.providers.local.status import why_gone
 from worker.providers.local.teardown import tear_down
 from worker.providers.local.workspace import HOSTNAME, Base, Workspace
 
+MIB = 1024**2
+SPOOL_INSIDE = "/.sandman/spool"
 LOCK_SECONDS = 45.0
 """Above what one create or delete of the same sandbox takes at worst."""
 SWEEP_SECONDS = 30.0
@@ -115,6 +117,7 @@ class Sandboxes:
         workdir = spec.workdir or config.workdir or (account.home if base.is_host else None)
         if workdir is not None:
             workspace.folder(workdir)
+        workspace.folder(SPOOL_INSIDE)
         joined = cgroups.make(bases, record.id, limits)
         running = launch.start(
             launch.Launch(
@@ -140,6 +143,7 @@ class Sandboxes:
                     "deadline_seconds": lifetime_seconds(record),
                     "env": environment(base, config, account.home, spec.env),
                     "workdir": workdir,
+                    **spool(limits),
                 },
                 limits=limits,
                 cgroups=joined,
@@ -224,6 +228,16 @@ class Sandboxes:
         """Unlink what deletes left in the trash, and forget marks that are old enough."""
         sweep(self._folders.trash, time.monotonic() + SWEEP_SECONDS)
         prune_tombstones(self._folders)
+
+
+def spool(limits: Limits) -> dict[str, object]:
+    """How much of commands' output the daemon keeps: it is paid from the sandbox's own memory and disk."""
+    return {
+        "spool_dir": SPOOL_INSIDE,
+        "memory_bytes": min(32 * MIB, limits.memory_bytes // 16),
+        "spool_bytes": min(64 * MIB, limits.disk_bytes // 16),
+        "spool_total_bytes": min(1024 * MIB, limits.disk_bytes // 4),
+    }
 
 
 def environment(base: Base, config: ImageConfig, home: str, asked: dict[str, str]) -> dict[str, str]:

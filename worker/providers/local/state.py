@@ -40,10 +40,17 @@ class SandboxState(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     """bubblewrap's outer process; its death takes the whole sandbox along."""
     ticks: int = 0
+    init_pid: int = 0
+    """The sandbox's first process: being the first of its namespace, all others are gone when it is."""
+    init_ticks: int = 0
 
     @property
     def process(self) -> ProcessRef:
         return ProcessRef(self.pid, self.ticks, self.boot)
+
+    @property
+    def init(self) -> ProcessRef:
+        return ProcessRef(self.init_pid, self.init_ticks, self.boot)
 
 
 def new_state(sandbox_id: str) -> SandboxState:

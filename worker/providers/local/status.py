@@ -14,7 +14,7 @@ import msgspec
 
 from app.ledger.model import Reason
 from worker.providers.local.cgroups import oom_kills
-from worker.providers.local.processes import ProcessRef, boot_id, namespace_of, reference
+from worker.providers.local.processes import ProcessRef, boot_id, namespace_of, parent_of, reference
 from worker.providers.local.state import SandboxState
 
 REPORT_BYTES_MAX = 16 * 1024
@@ -29,12 +29,15 @@ class Report:
     pid_namespace: int | None = None
     exit_code: int | None = None
 
-    def init(self) -> ProcessRef | None:
-        """The first process, if it still is the one that was reported; a recycled pid is in another namespace."""
-        if self.child is None or self.pid_namespace is None:
+    def init(self, outer_pid: int) -> ProcessRef | None:
+        """The first process, if it still is the one that was reported: in the namespace that was (which another user's process, or
+        one that made itself undumpable, does not show), or a child of bubblewrap."""
+        if self.child is None:
             return None
         found = reference(self.child)
-        if found is None or namespace_of(self.child, "pid") != self.pid_namespace:
+        if found is None:
+            return None
+        if namespace_of(self.child, "pid") != self.pid_namespace and parent_of(self.child) != outer_pid:
             return None
         return found
 

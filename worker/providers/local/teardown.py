@@ -44,8 +44,10 @@ def _end_processes(
     folders: Folders, sandbox_id: str, state: SandboxState | None, places: list[Path], deadline: float
 ) -> None:
     folder = folders.sandbox(sandbox_id)
-    # Read before anything is killed: the namespaces of a process can only be seen while it lives.
-    init = read_report(folder / "status.json").init()
+    # Before anything is killed: whose child a process is can only be seen while its parent lives.
+    init = None
+    if state is not None:
+        init = state.init if state.init_pid else read_report(folder / "status.json").init(state.pid)
     ended = state is None or kill_and_wait(state.process, deadline)
     # It follows bubblewrap by itself, as its parent; being the first process of its namespace it takes all others along, and the
     # kernel says that it has ended only when they have.
