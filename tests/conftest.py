@@ -112,7 +112,8 @@ def own_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     def start(
         *options: str, data_dir: Path | None = None, env: dict[str, str] | None = None, wait: bool = True
     ) -> Service:
-        one = start_service(data_dir or tmp_path / "data", *options, env=env, wait=wait)
+        log = tmp_path / f"up-{len(started)}.log"
+        one = start_service(data_dir or tmp_path / "data", *options, env=env, wait=wait, log=log)
         started.append(one)
         return one
 

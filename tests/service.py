@@ -253,7 +253,11 @@ class Service:
         instance = instance_name(self.env.get("SANDMAN_NAMESPACE", "sandman"), self.storage)
         found = []
         for folder, names, _ in os.walk("/sys/fs/cgroup"):
-            found += [f"{folder}/{name}" for name in names if instance in f"{folder}/{name}" and SANDBOX_ID.search(name)]
+            found += [
+                f"{folder}/{name}"
+                for name in names
+                if instance in f"{folder}/{name}" and SANDBOX_ID.search(name)
+            ]
         return found
 
     def leftovers(self) -> Leftovers:
@@ -284,7 +288,6 @@ def start_service(
     log: Path | None = None,
 ) -> Service:
     """`sandman up` on a free port with its data in `data_dir`; its output goes to a file beside it."""
-    data_dir.parent.mkdir(parents=True, exist_ok=True)
     log = log or data_dir.with_name(data_dir.name + ".log")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SANDMAN_")}
     environment.update({"SANDMAN_LOG_LEVEL": "info", **(env or {})})

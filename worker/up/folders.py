@@ -217,15 +217,23 @@ def _can_enter(folder: Path, uid: int) -> bool:
     """Tried by a child that becomes that user: mode bits alone would miss ACLs and security modules."""
     child = os.fork()
     if child == 0:
+        status = 2
         try:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
+            status = 1
             os.chdir(folder)
-        except OSError:
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(child, 0)[1] == 0
+            status = 0
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == 2:
+        raise StartRefused(
+            f"Root cannot become the sandboxes' user (uid {uid}) here, as in a container that maps few users.",
+            "Set SANDMAN_SANDBOX_UID to an unprivileged uid that exists here, or start as another user than root.",
+        )
+    return status == 0
 
 
 def _who() -> str:

@@ -158,6 +158,11 @@ def explain(message: str, sysctls: Path) -> str:
         return f"{said} User namespaces are switched off: `sysctl kernel.unprivileged_userns_clone=1`."
     if _read(sysctls / "user/max_user_namespaces") == "0":
         return f"{said} User namespaces are switched off: `sysctl user.max_user_namespaces=15000`."
+    if "ENOSPC" in message:
+        return (
+            f"{said} No further user namespace may be made here: raise `sysctl user.max_user_namespaces`, or start outside of the "
+            "container that forbids them."
+        )
     if "overlay" in message:
         return (
             f"{said} The storage folder's file system cannot carry an overlay in a user namespace (Linux 5.11 or newer is needed, and "
