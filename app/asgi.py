@@ -7,7 +7,9 @@ from app.factory import create_app
 from app.ledger.settings import get_settings
 from app.logs import configure
 from app.serve import install_drain
+from app.tether import die_with_server
 
+die_with_server()
 settings = get_settings()
 configure(settings.log_level)
 drain = Drain()

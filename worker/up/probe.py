@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from worker.up.errors import StartRefused
+from worker.up.spawn import die_with_parent
 
 REDIS_MINIMUM = (7, 0)
 
@@ -96,5 +97,6 @@ async def probe() -> dict[str, str] | None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     print(json.dumps(asyncio.run(probe())))
     sys.exit(0)

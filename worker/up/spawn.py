@@ -29,6 +29,11 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
+def die_with_parent() -> None:
+    """For a process that was not started by `spawn`."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def spawn(
     argv: Sequence[str],
     env: Mapping[str, str],
