@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -55,8 +56,10 @@ async def advance(ledger: Ledger, new: NewSandbox, state: str) -> str:
     """Create one and bring it to `state` through the real steps; needs an otherwise empty queue."""
     await ledger.create(new)
     if state != "queued":
-        [record] = (await ledger.admit(1, "w")).records
-        assert record.id == new.id
+        while not (admission := await ledger.admit(1, "w")).records:
+            assert admission.blocked == "rate"
+            await asyncio.sleep(admission.retry_after_ms / 1000)
+        assert admission.records[0].id == new.id
     if state in ("starting", "ready"):
         assert await ledger.mark_starting(new.id, "unix:/x", {"memory": "rlimit"})
     if state == "ready":
