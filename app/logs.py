@@ -13,12 +13,17 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from app.ledger.logline import text_line, text_wanted
+
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 _encoder: Final = msgspec.json.Encoder(enc_hook=str)
+_AS_TEXT: Final = text_wanted()
 
 
 def _render(_logger: Any, _name: str, event: Any) -> bytes:
-    return _encoder.encode(event)
+    if _AS_TEXT:
+        return text_line(event, process="app").encode(errors="replace")
+    return _encoder.encode({"process": "app", **event})
 
 
 def configure(level: str) -> None:

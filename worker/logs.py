@@ -10,6 +10,8 @@ import sys
 
 import structlog
 
+from app.ledger.logline import text_line, text_wanted
+
 
 def configure_logs(level: str, process: str) -> None:
     """Own events by structlog, and whatever libraries write by `logging`, in the same shape."""
@@ -38,7 +40,7 @@ def configure_logs(level: str, process: str) -> None:
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.EventRenamer("event"),
-                structlog.processors.JSONRenderer(),
+                renderer(),
             ],
         )
     )
@@ -47,4 +49,12 @@ def configure_logs(level: str, process: str) -> None:
     root.setLevel(level.upper())
     structlog.contextvars.bind_contextvars(process=process)
     # One line a job, twice: the drain says more in one.
-    logging.getLogger("rq").setLevel(max(logging.WARNING, root.level))
+    for name in ("rq", "rq.worker"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+
+
+def renderer() -> structlog.typing.Processor:
+    """A line for a person or for a log collector, as `sandman up --log-format` asks."""
+    if text_wanted():
+        return lambda _logger, _name, event: text_line(event)
+    return structlog.processors.JSONRenderer()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +77,23 @@ def parse(argv: list[str] | None = None) -> Options:
         help="accept a SANDMAN_REDIS_URL whose Redis keeps nothing on disk; a restart of that Redis then loses every record",
     )
     parser.add_argument(
-        "--log-level", choices=LOG_LEVELS, default=os.environ.get("SANDMAN_LOG_LEVEL", "info").lower()
+        "--log-level",
+        type=str.lower,
+        default=os.environ.get("SANDMAN_LOG_LEVEL") or None,
+        help=f"of the service's processes: {', '.join(LOG_LEVELS)} (default: warning for text, info for json)",
     )
     parser.add_argument(
-        "--log-format", choices=("text", "json"), default=os.environ.get("SANDMAN_LOG_FORMAT", "text")
+        "--log-format",
+        type=str.lower,
+        default=os.environ.get("SANDMAN_LOG_FORMAT") or "text",
+        help="text for a person, json for a log collector",
     )
     given = parser.parse_args(argv)
+    # By hand: argparse checks no choices of a default, and these come from the environment too.
+    if given.log_format not in LOG_FORMATS:
+        parser.error(f"--log-format (or SANDMAN_LOG_FORMAT) is one of {', '.join(LOG_FORMATS)}")
+    if given.log_level not in (None, *LOG_LEVELS):
+        parser.error(f"--log-level (or SANDMAN_LOG_LEVEL) is one of {', '.join(LOG_LEVELS)}")
     return Options(
         host=given.host,
         port=given.port,
@@ -90,7 +102,8 @@ def parse(argv: list[str] | None = None) -> Options:
         image_roots=tuple(root.expanduser().absolute() for root in given.image_root),
         redis_url=os.environ.get("SANDMAN_REDIS_URL") or None,
         allow_volatile_redis=given.allow_volatile_redis,
-        log_level=given.log_level,
+        # A person wants to see what is wrong; every request is for the collector.
+        log_level=given.log_level or ("warning" if given.log_format == "text" else "info"),
         log_format=given.log_format,
     )
 
