@@ -21,8 +21,8 @@ from sandman.models import STREAMS, ExecRecord, Gap, Output, Stream
 
 WINDOW = 1024 * 1024
 """Output bytes in flight per exec: 10 ms of a fast local stream; a thousand idle execs cost nothing."""
-STDIN_BUFFER = 256 * 1024
-"""Stdin bytes held until the daemon took them: its own initial credit; half would idle a local pipe."""
+STDIN_WINDOW = 256 * 1024
+"""What the daemon lets be under way to a command that does not read; so much is held here until it has passed it on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class Stdin:
         self._base = 0  # offset of the first byte held: all before it were taken
         self._sent = 0
         self._limit = 0  # offset up to which the daemon has given credit
-        self._window = 0
+        self._begun = False
         self._eof = False
         self._eof_sent = False
 
     @property
     def room(self) -> int:
-        return max(0, STDIN_BUFFER - len(self._buffer))
+        return max(0, STDIN_WINDOW - len(self._buffer))
 
     @property
     def closed(self) -> bool:
@@ -91,19 +91,22 @@ class Stdin:
             if self._sent != self._base:
                 return False
             offset = self._base
+        if not self._begun:
+            # An exec that others have written to before: what is held here goes behind theirs.
+            self._begun = True
+            self._base = offset
         if not self._base <= offset <= self._base + len(self._buffer):
             return False
         self._release(offset)
         self._sent = offset
         self._limit = offset + credit
-        self._window = credit
         self._eof_sent = False
         return True
 
     def grant(self, count: int) -> None:
         self._limit += count
-        # The daemon grants anew what it has passed on, so all but one window of what was ever granted has been taken.
-        self._release(min(self._limit - self._window, self._sent))
+        # The daemon grants anew what it has passed on, so all but one window of what was ever granted has arrived.
+        self._release(min(self._limit - STDIN_WINDOW, self._sent))
 
     def take(self) -> bytes | None:
         """The next payload to send, within the credit."""

@@ -4,6 +4,7 @@ newer service), frozen dataclasses for what the client makes itself.
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import Any, AnyStr, Generic, Literal
 
@@ -11,6 +12,11 @@ import msgspec
 
 Stream = Literal["stdout", "stderr"]
 STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
+
+
+def from_base64(text: str) -> str:
+    return base64.b64decode(text).decode("utf-8", "surrogateescape")
+
 
 ENDED_STATES = frozenset({"failed", "deleting", "deleted"})
 
@@ -171,16 +177,29 @@ class FileInfo(msgspec.Struct, kw_only=True):
     type: str = "file"
     """file, directory, symlink, fifo, socket, block_device, char_device."""
     size: int = 0
-    mode: str | int | None = None
+    mode: str | None = None
+    """Permission bits in octal, as "0644"."""
     uid: int | None = None
     gid: int | None = None
-    user: str | None = None
-    group: str | None = None
-    modified_at: float | None = None
+    mtime: float | None = None
+    """Unix seconds."""
+    links: int | None = None
     target: str | None = None
     """Where a symlink points."""
-    path_base64: str | None = None
-    """The raw bytes of a path that is not UTF-8."""
+    error: str | None = None
+    """The errno's name when a folder could not be read on the way."""
+    name_b64: str | None = None
+    path_b64: str | None = None
+    target_b64: str | None = None
+
+    def __post_init__(self) -> None:
+        # A name that is not UTF-8 comes as bytes too; as a str it carries them the way os.fsdecode does, and goes back so.
+        if self.name_b64 is not None:
+            self.name = from_base64(self.name_b64)
+        if self.path_b64 is not None:
+            self.path = from_base64(self.path_b64)
+        if self.target_b64 is not None:
+            self.target = from_base64(self.target_b64)
 
     @property
     def is_dir(self) -> bool:

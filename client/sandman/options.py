@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, TypedDict
+
+import msgspec
+
+from sandman.errors import ValidationError
 
 DEFAULT_MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 """Per stream. Enough for any log that a person or a model reads; a thousand results still fit into memory."""
@@ -98,6 +103,7 @@ def start_body(command: Command, options: Mapping[str, Any]) -> dict[str, Any]:
     if options.get("grace") is not None:
         body["grace_seconds"] = options["grace"]
     body["id"] = options.get("id") or exec_id()
+    check_values(body)
     return body
 
 
@@ -114,7 +120,21 @@ def create_body(image: str, run: str | None, options: Mapping[str, Any]) -> dict
     for name in ("memory", "disk"):
         if options.get(name) is not None:
             body[name] = parse_size(options[name])
+    check_values(body)
     return body
+
+
+def check_values(body: Mapping[str, Any]) -> None:
+    """Refuse what JSON would carry as something else: NaN becomes null there, and null means "no limit"."""
+    for name, value in body.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValidationError(f"{name} must be a finite number, not {value}", members={"field": name})
+        try:
+            msgspec.json.encode(value)
+        except UnicodeEncodeError as error:
+            raise ValidationError(
+                f"{name} holds half a surrogate pair, which is no text", members={"field": name}
+            ) from error
 
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)

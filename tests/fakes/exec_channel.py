@@ -99,7 +99,15 @@ class FakeConnection:
         attached = run is not None
         if run is None:
             if op == "attach":
-                self._say("error", {"ch": number, "type": "urn:sandman:problem:not-found", "title": "no such exec", "status": 404})
+                self._say(
+                    "error",
+                    {
+                        "ch": number,
+                        "type": "urn:sandman:problem:not-found",
+                        "title": "no such exec",
+                        "status": 404,
+                    },
+                )
                 return
             run = self._daemon.programs.get(members.get("command", ""), FakeExec())
             run.runs += 1
@@ -136,7 +144,9 @@ class FakeConnection:
         for stream in STREAMS:
             offset, data = channel.offsets[stream], run.data(stream)
             if offset < run.kept_from[stream]:
-                self._say("gap", {"ch": number, "stream": stream, "from": offset, "to": run.kept_from[stream]})
+                self._say(
+                    "gap", {"ch": number, "stream": stream, "from": offset, "to": run.kept_from[stream]}
+                )
                 channel.offsets[stream] = run.kept_from[stream]
                 return
             part = data[offset : offset + min(size, channel.credit)]

@@ -149,5 +149,7 @@ class FaultProxy:
 def reset(writer: asyncio.StreamWriter) -> None:
     """Close with RST where the kernel lets us: what is on its way is lost, as when a cable is pulled."""
     with suppress(OSError, AttributeError):
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
     writer.transport.abort()

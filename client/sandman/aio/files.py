@@ -7,6 +7,7 @@ one is complete. A download to a local file is written beside it and renamed, fo
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -29,7 +30,7 @@ from sandman.aio.transfer import (
     temporary_beside,
     unpack_from,
 )
-from sandman.errors import BadAnswer, FileMissing, NotFound, ProblemError, SandmanError
+from sandman.errors import BadAnswer, FileError, FileMissing, ProblemError, SandmanError
 from sandman.models import FileInfo
 from sandman.options import Source
 from sandman.tarball import LinkPolicy, Unpacked
@@ -97,11 +98,12 @@ class AsyncFiles:
         content: Source,
         *,
         mode: str | int | None = None,
-        user: str | None = None,
+        owner: str | None = None,
         append: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        """Write a file, making its parents; atomic unless `append`. `mode` is octal text ("0755") or an int (0o755).
+        """Write a file, making its parents; atomic unless `append`. `mode` is octal text ("0755") or an int (0o755);
+        `owner` a name or "uid:gid". Without them an existing file keeps its own.
 
         Content may be bytes, text, a binary file or an iterable (also asynchronous) of bytes. Repeated after a broken
         connection when the content can be read again and append is off.
@@ -109,8 +111,8 @@ class AsyncFiles:
         params: dict[str, str | bool] = {"path": path}
         if mode is not None:
             params["mode"] = mode if isinstance(mode, str) else f"{mode:04o}"
-        if user is not None:
-            params["user"] = user
+        if owner is not None:
+            params["owner"] = owner
         if append:
             params["append"] = "true"
         await self._put("files", params, content, progress, repeatable=not append)
@@ -266,22 +268,26 @@ class AsyncFiles:
             await self.stat(path)
         except FileMissing:
             return False
-        except NotFound as error:
-            if error.slug in ("not-found", "gone"):
-                raise
-            return False
+        except FileError as error:
+            if error.errno == "ENOTDIR":
+                return False
+            raise
         return True
 
     async def mkdir(self, path: str, *, mode: str | int | None = None, parents: bool = True) -> None:
         """Make a folder; one that is there already is fine with `parents`, as with mkdir -p."""
-        body: dict[str, Any] = {"path": path, "parents": parents}
+        body: dict[str, Any] = {**named("path", path), "parents": parents}
         if mode is not None:
             body["mode"] = mode if isinstance(mode, str) else f"{mode:04o}"
         await self._http("POST", "files/mkdir", json=body, repeatable=parents)
 
     async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """Rename. Raises FileError with errno EEXIST when the target is there and overwrite is off."""
-        await self._http("POST", "files/move", json={"from": source, "to": target, "overwrite": overwrite})
+        await self._http(
+            "POST",
+            "files/move",
+            json={**named("from", source), **named("to", target), "overwrite": overwrite},
+        )
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Delete a file, a link, or a folder (with what is in it only if `recursive`). Raises FileMissing."""
@@ -295,3 +301,12 @@ class AsyncFiles:
 
     def _path(self, what: str) -> str:
         return f"{self._sandbox._prefix}/{what}"
+
+
+def named(member: str, path: str) -> dict[str, str]:
+    """A path in a JSON body: as text, or as bytes when it carries some that are not UTF-8."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return {f"{member}_b64": base64.b64encode(path.encode("utf-8", "surrogateescape")).decode()}
+    return {member: path}

@@ -11,6 +11,8 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
+from urllib.parse import quote as percent
+from urllib.parse import urlencode
 
 import httpx
 import msgspec
@@ -31,6 +33,7 @@ from sandman.retry import RetryPolicy
 T = TypeVar("T")
 Lane = Literal["calls", "waits", "transfers"]
 Params = Mapping[str, Any] | list[tuple[str, Any]]
+"""Query parameters; text may carry bytes that are not UTF-8, as os.fsdecode leaves them."""
 
 KEEPALIVE_SECONDS = 60.0
 """Below the service's own (over 75 s), so that no request is sent into a connection that is just being closed."""
@@ -130,7 +133,11 @@ class Http:
     ) -> Answer:
         with translated(method, path):
             response = await self._client.request(
-                method, path, params=params, content=body, headers=headers, timeout=self.timeout(wait_seconds)
+                method,
+                target(path, params),
+                content=body,
+                headers=headers,
+                timeout=self.timeout(wait_seconds),
             )
             content = response.content
         if response.status_code >= 300:
@@ -149,7 +156,7 @@ class Http:
             backoff = self.settings.retry.start()
             while True:
                 request = self._client.build_request(
-                    "GET", path, params=params, headers=headers, timeout=self.timeout()
+                    "GET", target(path, params), headers=headers, timeout=self.timeout()
                 )
                 try:
                     response = await self._open(request)
@@ -196,8 +203,7 @@ class Http:
             with translated("PUT", path):
                 response = await self._client.request(
                     "PUT",
-                    path,
-                    params=params,
+                    target(path, params),
                     content=content,
                     headers={"content-type": "application/octet-stream", **(headers or {})},
                     timeout=self.timeout(),
@@ -214,6 +220,14 @@ class Http:
             write=timeouts.request,
             pool=None,
         )
+
+
+def target(path: str, params: Params | None) -> str:
+    if not params:
+        return path
+    return (
+        f"{path}?{urlencode(params, quote_via=percent, safe='', encoding='utf-8', errors='surrogateescape')}"
+    )
 
 
 class translated:  # noqa: N801 - reads as a clause: `with translated(...)`

@@ -48,6 +48,7 @@ class Link:
         self._news: dict[Channel, asyncio.Event] = {}
         self._room: dict[Channel, asyncio.Event] = {}
         self._to_send = asyncio.Event()
+        self._flushed = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._socket: ClientConnection | None = None
         self._heard = 0.0
@@ -137,10 +138,12 @@ class Link:
         if runner is None:
             return
         # What was queued last (a kill, a detach) still goes out before the goodbye.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_HANDSHAKE_SECONDS / 2):
-                while self._mux.has_outgoing and self._socket is not None and not runner.done():
-                    await asyncio.sleep(0.005)
+        if self._mux.has_outgoing and self._socket is not None:
+            self._flushed.clear()
+            self._to_send.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_HANDSHAKE_SECONDS / 2):
+                    await self._flushed.wait()
         runner.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.wait([runner], timeout=2 * CLOSE_HANDSHAKE_SECONDS)
@@ -280,6 +283,7 @@ class Link:
                 self._to_send.clear()
                 for message in self._mux.take_outgoing():
                     await socket.send(message)
+                self._flushed.set()
 
     async def _watch(self, socket: ClientConnection) -> None:
         """End the connection when it is unused for long, or when the peer has not been heard for long."""

@@ -82,5 +82,3 @@ def seekable(source: Source) -> int | None:
         return cast(BinaryIO, source).tell() if cast(BinaryIO, source).seekable() else None
     except (AttributeError, OSError, ValueError):
         return None
-
-

@@ -78,9 +78,8 @@ def temporary_beside(local: Path) -> Any:
 
 
 def finish_file(target: BinaryIO, local: Path, info: FileInfo) -> None:
-    with suppress(ValueError, TypeError):
-        mode = info.mode if isinstance(info.mode, int) else int(info.mode or "", 8)
-        os.fchmod(target.fileno(), mode & 0o777)
+    if info.mode is not None:
+        os.fchmod(target.fileno(), int(info.mode, 8) & 0o777)
     target.close()
     Path(target.name).replace(local)
 

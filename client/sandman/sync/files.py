@@ -46,13 +46,13 @@ class Files:
         content: Source,
         *,
         mode: str | int | None = None,
-        user: str | None = None,
+        owner: str | None = None,
         append: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """Write a file, making its parents; atomic unless `append`. `mode` is octal text ("0755") or an int (0o755)."""
         self._sandbox._call(
-            self._inner.write, path, content, mode=mode, user=user, append=append, progress=progress
+            self._inner.write, path, content, mode=mode, owner=owner, append=append, progress=progress
         )
 
     def upload(self, local: LocalPath, path: str, *, progress: Progress | None = None) -> None:

@@ -1,0 +1,87 @@
+"""From words to a subcommand, and from an exception to a message and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+
+from sandman.aio.client import AsyncClient
+from sandman.cli import copying, execute, service, show
+from sandman.errors import ConfigError, ExecStartError, SandmanError
+from sandman.version import __version__
+
+EXIT_OUR_FAULT = 125
+EXIT_NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND = 127
+EXIT_INTERRUPTED = 130
+
+Action = Callable[[AsyncClient, argparse.Namespace], Awaitable[int]]
+
+DESCRIPTION = "Sandboxes for agentic reinforcement learning."
+EPILOG = """\
+The service is found by --url or SANDMAN_URL (default http://127.0.0.1:8700), its key by SANDMAN_API_KEY or
+SANDMAN_API_KEY_FILE (default: the one that `sandman up` made).
+
+exit codes: the command's own for exec and run (128+n after signal n, 124 out of time); 125 Sandman failed,
+126/127 the command cannot be run/found; 2 usage; 130 Ctrl-C; 1 anything else
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code. `up` and `keys` replace this process."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in service.MODULES:
+        return service.run(words[0], words[1:])
+    options = build_parser().parse_args(words)
+    try:
+        return asyncio.run(with_client(options))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone: no message could reach it. Keep the interpreter's own flush quiet as well.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except ExecStartError as error:
+        complain(error)
+        return EXIT_NOT_FOUND if error.reason == "not_found" else EXIT_NOT_EXECUTABLE
+    except SandmanError as error:
+        complain(error)
+        return EXIT_OUR_FAULT if options.command in ("exec", "run") else 1
+    except OSError as error:
+        print(f"sandman: {error}", file=sys.stderr)
+        return EXIT_OUR_FAULT if options.command in ("exec", "run") else 1
+
+
+async def with_client(options: argparse.Namespace) -> int:
+    async with AsyncClient(options.url) as client:
+        action: Action = options.action
+        return await action(client, options)
+
+
+def complain(error: SandmanError) -> None:
+    print(f"sandman: {error}", file=sys.stderr)
+    if isinstance(error, ConfigError):
+        print("sandman: is the service set up? `sandman up` starts one here.", file=sys.stderr)
+    if error.request_id:
+        print(f"sandman: request {error.request_id}", file=sys.stderr)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sandman",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"sandman {__version__}")
+    parser.add_argument("--url", help="where the service is (default: SANDMAN_URL, or this machine)")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, what in service.MODULES.items():
+        commands.add_parser(name, help=what.summary, add_help=False)
+    execute.add_commands(commands)
+    show.add_commands(commands)
+    copying.add_commands(commands)
+    return parser
