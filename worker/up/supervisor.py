@@ -18,6 +18,8 @@ from worker.up import http
 from worker.up.children import Child, ChildPlan, python
 from worker.up.folders import Folders
 from worker.up.keys import write_private
+from worker.up.options import default_data_dir
+from worker.up.preflight import SERVICE_ROOT
 from worker.up.report import Report
 from worker.up.spawn import children_of, reap, spawn
 from worker.up.status import StatusLine
@@ -29,6 +31,8 @@ READY_NOTE_SECONDS = 15.0
 FATAL_FAILURES = 5
 """Deaths in a row before the service was ever ready: it will not come up by being tried again."""
 STATUS_SECONDS = 2.0
+
+DEFAULT_URL = "http://127.0.0.1:8700"
 
 # Stopping, in seconds from the signal: 10 are promised. docs/operations.md repeats this table.
 APP_SECONDS = 3.0
@@ -155,21 +159,24 @@ class Supervisor:
         key_file = self._folders.data / "api-key"
         lines = [f"Sandman is ready: {self.url}", ""]
         if self._key is not None:
+            lines += [f"console    {self.url}/   (log in with the key)"]
+            lines += [f"API key    {self._key}", f"           in {key_file}", ""]
             lines += [
-                f"console    {self.url}/   (log in with the key)",
-                f"API key    {self._key}",
-                f"           in {key_file}",
+                "try it     " + line if number == 0 else "           " + line
+                for number, line in enumerate(self._first_steps(key_file))
             ]
-            lines += [
-                "",
-                "try it     export SANDMAN_URL=" + self.url,
-                f"           export SANDMAN_API_KEY=$(cat {key_file})",
-            ]
-            lines += ["           sandman exec --image host -- echo hello"]
         else:
             lines += [f"console    {self.url}/   (log in with a key; `sandman keys list` shows their names)"]
         lines += ["", "Ctrl-C stops it and takes back every sandbox; a second one stops at once."]
         self._report.banner(lines)
+
+    def _first_steps(self, key_file: Path) -> list[str]:
+        """What to type elsewhere. The command line finds the default address and key file by itself."""
+        program = "./sandman" if (SERVICE_ROOT / "sandman").is_file() else "sandman"
+        steps = [] if self.url == DEFAULT_URL else [f"export SANDMAN_URL={self.url}"]
+        if key_file.parent != default_data_dir():
+            steps.append(f"export SANDMAN_API_KEY_FILE={key_file}")
+        return [*steps, f"{program} run -- echo hello from a sandbox"]
 
     async def _show_status(self) -> None:
         line = StatusLine()

@@ -43,7 +43,8 @@ def run(word: str, arguments: list[str]) -> int:
     environment = {**os.environ, "PYTHONPATH": path}
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, "-m", MODULES[word].name, *arguments], environment)
+    # -P: a file called worker.py where the user stands must not be taken for the service.
+    os.execve(sys.executable, [sys.executable, "-P", "-m", MODULES[word].name, *arguments], environment)
     return 1
 
 
