@@ -1,4 +1,4 @@
-"""How the application takes the console in: `console_routes`, and `console_running` while it runs.
+"""How the application takes the console in: `routes.console_routes`, and `console_lifespan` after the one that makes the services.
 
 The console brings its own pages, files and error answers, and needs nothing from the application but the ledger and the keys.
 """
@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING
 
 from app.console.service import STATE_KEY, Console
 from app.console.settings import read_settings
+from app.services import services_in
 
 if TYPE_CHECKING:
     from litestar import Litestar
 
     from app.auth.keys import KeyRing
     from app.ledger.ledger import Ledger
+
+
+@asynccontextmanager
+async def console_lifespan(app: Litestar) -> AsyncIterator[None]:
+    services = services_in(app.state)
+    async with console_running(app, services.ledger, services.keys):
+        yield
 
 
 @asynccontextmanager
