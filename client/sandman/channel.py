@@ -140,16 +140,16 @@ class Channel:
         *,
         window: int = WINDOW,
         offsets: dict[Stream, int] | None = None,
-        follow: bool = True,
+        overflow: str = "block",
     ) -> None:
         self.exec_id = exec_id
         self.number = 0  # given by the connection that carries it
         self.phase = Phase.NEW
         self.stdin = Stdin()
         self.events: deque[Event] = deque()
-        self.follow = follow
-        self.lagging = False
         self._opening = opening
+        self._unconfirmed = False
+        self._overflow = overflow
         self._window = window
         self._held = 0  # bytes in `events`
         self._owed = 0  # bytes taken by the reader and not yet granted anew
@@ -170,10 +170,11 @@ class Channel:
         if self.phase is Phase.NEW:
             op, members = self._opening
         else:
-            op, members = "attach", {"id": self.exec_id, "follow": self.follow}
+            op, members = "attach", {"id": self.exec_id}
         if op == "attach":
             members = members | {f"{stream}_offset": self._positions[stream] for stream in STREAMS}
-        return op, {**members, "credit": credit}
+        self._unconfirmed = True
+        return op, {**members, "credit": credit, "overflow": self._overflow}
 
     # What arrives
 
@@ -182,6 +183,7 @@ class Channel:
         if self.over:
             return
         self.phase = Phase.RUNNING
+        self._unconfirmed = False
         credit = members.get("stdin_credit")
         offset = members.get("stdin_offset")
         if not self.stdin.resumed(
@@ -231,11 +233,15 @@ class Channel:
         except msgspec.ValidationError as error:
             self.fail(BadAnswer(f"an exit message that makes no sense: {error}"))
             return
-        if self.follow:
-            for stream in STREAMS:
-                self.gap(stream, self._positions[stream], record.total(stream))
+        for stream in STREAMS:
+            self.gap(stream, self._positions[stream], record.total(stream))
         self.phase = Phase.OVER
         self.events.append(Ended(record))
+
+    def refused(self, error: SandmanError, concerns_exec: bool) -> None:
+        """An error message: of the opening or of the exec itself it is the end; of a mere signal or resize it is not."""
+        if self._unconfirmed or concerns_exec:
+            self.fail(error)
 
     def fail(self, error: SandmanError) -> None:
         if not self.over:

@@ -68,9 +68,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What the command itself used; waiting, queueing and the network are not in it."""
 
     wall_seconds: float = 0.0
-    user_seconds: float = 0.0
-    system_seconds: float = 0.0
-    max_rss_bytes: int = 0
+    user_seconds: float | None = None
+    """None when it could not be told from that of others in the same session."""
+    system_seconds: float | None = None
+    max_rss_bytes: int | None = None
 
 
 class ExecRecord(msgspec.Struct, kw_only=True):
@@ -89,16 +90,20 @@ class ExecRecord(msgspec.Struct, kw_only=True):
     stderr_bytes: int = 0
     stdout_truncated: int = 0
     stderr_truncated: int = 0
-    usage: Usage = Usage()
+    usage: Usage | None = None
+    created_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
     background: bool = False
     session: str | None = None
+    session_new: bool = False
     session_ended: bool = False
+    cwd: str | None = None
+    user: str | None = None
     stdout: str = ""
     stderr: str = ""
     encoding: str = "utf-8"
-    error: dict[str, Any] | None = None
+    failure: dict[str, Any] | None = None
     """The problem that kept it from starting."""
 
     def total(self, stream: Stream) -> int:
@@ -127,6 +132,8 @@ class ExecResult(Generic[AnyStr]):
     usage: Usage
     started_at: float | None = None
     ended_at: float | None = None
+    session_new: bool = False
+    """The command began a fresh shell for its session."""
     session_ended: bool = False
     """The command ended its session's shell (`exit`, `exec`)."""
 

@@ -100,7 +100,7 @@ class Mux:
             channel.stdin.grant(whole(members, "bytes"))
             self._writers[channel.number] = channel
         elif op == "error":
-            channel.fail(error_from_problem(members))
+            channel.refused(error_from_problem(members), "id" in members)
         if channel.over:
             self._channels.pop(channel.number, None)
             self._writers.pop(channel.number, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
+from dataclasses import dataclass
 
 
 def decoder_for(encoding: str) -> codecs.IncrementalDecoder:
@@ -55,12 +56,38 @@ class Capture:
         self._tail_size = 0
         self._head_limit = len(self._head)
 
-    def finish(self) -> bytes:
-        """The kept bytes, head and tail joined; call once."""
+    def finish(self) -> Kept:
+        """What was kept; call once."""
         tail = b"".join(self._tail)
         excess = len(tail) - self._tail_limit
         if excess > 0:
             self.dropped += excess
             tail = tail[excess:]
         self._tail.clear()
-        return bytes(self._head) + tail
+        return Kept(bytes(self._head), tail, self.dropped)
+
+
+@dataclass(frozen=True)
+class Kept:
+    head: bytes
+    tail: bytes
+    dropped: int
+    """Bytes between the two."""
+
+    def joined(self) -> tuple[bytes, int]:
+        """The bytes, and how many are missing in their middle."""
+        return self.head + self.tail, self.dropped
+
+    def text(self, encoding: str) -> tuple[str, int]:
+        """Decoded, and how many bytes are missing: the cuts are moved to between characters, not inside them."""
+        if not self.dropped:
+            return (self.head + self.tail).decode(encoding, "replace"), 0
+        decoder = decoder_for(encoding)
+        head = decoder.decode(self.head)
+        lost = len(decoder.getstate()[0])
+        tail = self.tail
+        if codecs.lookup(encoding).name == "utf-8":
+            unknown = len(tail) if len(tail) < 4 else 0  # four in a row are no part of one character
+            begins = next((at for at, byte in enumerate(tail[:4]) if byte & 0xC0 != 0x80), unknown)
+            tail, lost = tail[begins:], lost + begins
+        return head + tail.decode(encoding, "replace"), self.dropped + lost

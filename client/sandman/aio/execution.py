@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, AnyStr, Generic, Self, cast
 
 from sandman.channel import Channel, Ended, Failed, Started
 from sandman.errors import ClosedError, MisuseError, SandmanError, StdinClosed
-from sandman.models import STREAMS, ExecRecord, ExecResult, Exit, Gap, Output, Stream
-from sandman.output import Capture, decoder_for
+from sandman.models import STREAMS, ExecRecord, ExecResult, Exit, Gap, Output, Stream, Usage
+from sandman.output import Capture, Kept, decoder_for
 
 if TYPE_CHECKING:
     from sandman.aio.sandbox import AsyncSandbox
@@ -269,27 +269,35 @@ def abandon(sandbox: AsyncSandbox, channel: Channel, kill: bool) -> None:
         sandbox._link.detach(channel)
 
 
-def result_from(record: ExecRecord, kept: dict[Stream, bytes], encoding: str | None) -> ExecResult[AnyStr]:
+def result_from(record: ExecRecord, kept: dict[Stream, Kept], encoding: str | None) -> ExecResult[AnyStr]:
     """The result of a record with the output that was kept of it."""
 
-    def shown(stream: Stream) -> Any:
-        data = kept[stream]
-        return cast(Any, data if encoding is None else data.decode(encoding, "replace"))
+    def shown(stream: Stream) -> tuple[Any, int]:
+        value, missing = kept[stream].joined() if encoding is None else kept[stream].text(encoding)
+        # An attach from an offset never saw what lies before it: that is not in the result either.
+        before = (
+            record.total(stream)
+            - sum(map(len, (kept[stream].head, kept[stream].tail)))
+            - kept[stream].dropped
+        )
+        return value, missing + max(0, before)
 
+    (stdout, stdout_missing), (stderr, stderr_missing) = shown("stdout"), shown("stderr")
     return ExecResult(
         id=record.id,
         exit_code=record.exit_code,
         signal=record.signal,
         timed_out=record.timed_out,
         oom_killed=record.oom_killed,
-        stdout=shown("stdout"),
-        stderr=shown("stderr"),
+        stdout=stdout,
+        stderr=stderr,
         stdout_bytes=record.stdout_bytes,
         stderr_bytes=record.stderr_bytes,
-        stdout_truncated=max(0, record.stdout_bytes - len(kept["stdout"])),
-        stderr_truncated=max(0, record.stderr_bytes - len(kept["stderr"])),
-        usage=record.usage,
+        stdout_truncated=stdout_missing,
+        stderr_truncated=stderr_missing,
+        usage=record.usage or Usage(),
         started_at=record.started_at,
         ended_at=record.ended_at,
+        session_new=record.session_new,
         session_ended=record.session_ended,
     )

@@ -26,7 +26,6 @@ from sandman.errors import (
     Cause,
     ClosedError,
     CommandFailed,
-    Conflict,
     CreateTimeout,
     Gone,
     NotFound,
@@ -59,6 +58,11 @@ KILL_SECONDS = 10.0
 class ExecList(msgspec.Struct):
     items: list[ExecRecord]
     next: str | None = None
+
+
+class Signalled(msgspec.Struct):
+    signalled: int
+    """How many processes."""
 
 
 class AsyncSandbox:
@@ -262,17 +266,12 @@ class AsyncSandbox:
 
     async def signal(self, exec_id: str, name: str = "TERM", scope: str = "tree") -> bool:
         """Signal a command by its id, from anywhere. False when it had ended: then nothing was signalled. Raises NotFound."""
-        try:
-            await self._http(
-                "POST",
-                f"{self._prefix}/execs/{percent(exec_id, safe='')}/signal",
-                json={"signal": name, "scope": scope},
-            )
-        except (Conflict, Gone) as error:
-            if error.slug in ("exec-ended", "exec-exited", "not-running", "exec-not-running"):
-                return False
-            raise
-        return True
+        answer = await self._http(
+            "POST",
+            f"{self._prefix}/execs/{percent(exec_id, safe='')}/signal",
+            json={"signal": name, "scope": scope},
+        )
+        return bool(answer.decode(Signalled).signalled)
 
     # The sandbox itself
 
@@ -373,10 +372,10 @@ class AsyncSandbox:
         if pty is not None:
             body["pty"] = {"rows": pty[0], "cols": pty[1]}
         if background:
-            body |= {"background": True, "overflow": "drop"}
+            body["background"] = True
         # The daemon's own cut is for whole answers; here the output streams, and the capture keeps what was asked for.
         capture = body.pop("max_output_bytes", DEFAULT_MAX_OUTPUT_BYTES)
-        channel = Channel(body["id"], ("start", {**body, "follow": True}))
+        channel = Channel(body["id"], ("start", body), overflow="drop" if background else "block")
         return AsyncExec(self, channel, encoding=encoding, capture_bytes=capture, owned=owned)
 
     def _check_usable(self) -> None:

@@ -130,12 +130,12 @@ def test_a_senseless_exit_is_a_failure_and_no_made_up_code() -> None:
 
 def test_a_start_without_an_answer_is_repeated_and_a_confirmed_one_is_attached_to() -> None:
     channel = start(window=100)
-    assert channel.opening() == ("start", {"id": "a", "command": "go", "credit": 100})
+    assert channel.opening() == ("start", {"id": "a", "command": "go", "credit": 100, "overflow": "block"})
     channel.started({"id": "a", "pid": 5})
     channel.output("stderr", 0, b"x" * 30)
     op, members = channel.opening()
     assert op == "attach"
-    assert members == {"id": "a", "follow": True, "credit": 70, "stdout_offset": 0, "stderr_offset": 30}
+    assert members == {"id": "a", "overflow": "block", "credit": 70, "stdout_offset": 0, "stderr_offset": 30}
     channel.take()
     channel.take()
     assert channel.opening()[1]["credit"] == 100
@@ -394,3 +394,28 @@ def test_detaching_forgets_what_is_held_and_frees_the_channel() -> None:
     wire.deliver(10)
     assert not wire.mux.busy and not channel.events
     assert wire.connection._channels == {}
+
+
+def test_an_error_of_a_mere_resize_does_not_end_the_exec() -> None:
+    mux = Mux()
+    channel = start()
+    mux.open(channel)
+    mux.connected()
+    mux.receive('{"op":"started","ch":1,"id":"a"}')
+    mux.receive('{"op":"error","ch":1,"title":"no terminal","status":409}')
+    assert not channel.over
+    mux.receive('{"op":"error","ch":1,"title":"not started","status":422,"id":"a"}')
+    assert channel.over
+
+
+def test_a_refused_attach_after_a_break_is_an_end() -> None:
+    mux = Mux()
+    channel = start()
+    mux.open(channel)
+    mux.connected()
+    mux.receive('{"op":"started","ch":1,"id":"a"}')
+    mux.disconnected()
+    mux.connected()
+    mux.receive('{"op":"error","ch":1,"title":"forgotten","status":404}')
+    last = channel.events[-1]
+    assert isinstance(last, Failed) and isinstance(last.error, NotFound)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from sandman.output import Capture, decoder_for
 
 def chunked(data: bytes, cuts: list[int]) -> list[bytes]:
     points = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
-    return [data[start:end] for start, end in zip(points, points[1:], strict=False)]
+    return [data[start:end] for start, end in pairwise(points)]
 
 
 @given(st.text(), st.lists(st.integers(0, 200)))
@@ -52,14 +54,25 @@ def test_b148_a_capture_keeps_both_ends_and_counts_the_middle(
     capture = Capture(limit)
     for chunk in chunked(data, cuts):
         capture.add(chunk)
-    kept = capture.finish()
+    kept, missing = capture.finish().joined()
     assert capture.total == len(data)
-    assert len(kept) + capture.dropped == len(data)
+    assert len(kept) + missing == len(data)
     if len(data) <= limit:
         assert kept == data
     else:
         head, tail = limit - limit // 2, limit // 2
         assert kept == data[:head] + (data[-tail:] if tail else b"")
+    assert capture.total == len(data)
+
+
+@given(st.text(min_size=1), st.integers(0, 40))
+def test_b148_text_is_cut_between_characters_and_the_count_stays_exact(text: str, limit: int) -> None:
+    data = text.encode()
+    capture = Capture(limit)
+    capture.add(data)
+    shown, missing = capture.finish().text("utf-8")
+    assert len(shown.encode()) + missing == len(data)
+    assert all(character in text for character in shown)
 
 
 def test_b148_a_capture_never_holds_much_more_than_its_limit() -> None:
@@ -74,5 +87,5 @@ def test_b053_a_gap_counts_as_dropped_and_what_follows_is_the_end() -> None:
     capture.add(b"ab")
     capture.skip(100)
     capture.add(b"cdefghij")
-    assert capture.finish() == b"abfghij"
-    assert capture.total == 110 and capture.dropped == 103
+    assert capture.finish().joined() == (b"abfghij", 103)
+    assert capture.total == 110
