@@ -46,7 +46,7 @@ func (h *Handler) pack(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	full := absolute(h.options.DefaultDir, path)
+	full := trimSlashes(absolute(h.options.DefaultDir, path))
 	begun := false
 	err = as.do(func() error {
 		fd, err := openDirectory(atFDCWD, full, 0)
@@ -161,7 +161,7 @@ func (p *packing) file(dir int, name, member string, header *tar.Header, pseudo 
 	header.Typeflag, header.Size = tar.TypeReg, st.Size
 	if pseudo || st.Size == 0 { // sizes of /proc and /sys mean nothing: gather what there is
 		defer syscall.Close(fd)
-		content, err := io.ReadAll(io.LimitReader(pseudoReader{fd}, pseudoWholeBytes))
+		content, err := readPseudo(pseudoReader{fd})
 		if err != nil {
 			return err
 		}

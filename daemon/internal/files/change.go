@@ -32,7 +32,7 @@ func (h *Handler) remove(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	full := trimSlashes(absolute(h.options.DefaultDir, path))
-	if _, name := splitLast(full); name == "" { // as rm: no call can mean to delete where it stands
+	if _, name := splitLast("/" + trimSlashes(path)); name == "" { // as rm: no call can mean to delete where it stands
 		return problem.Invalid("path", `must name an entry; it ends in "/", "." or ".."`)
 	}
 	err = as.do(func() error {

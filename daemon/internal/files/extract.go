@@ -64,7 +64,7 @@ func (h *Handler) unpack(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	full := absolute(h.options.DefaultDir, path)
+	full := trimSlashes(absolute(h.options.DefaultDir, path))
 	x := &extraction{path: full, owner: owner, limit: h.options.MaxArchiveBytes, fileMax: h.options.MaxFileBytes, folderFD: -1}
 	err = as.do(func() error {
 		dir, missing, err := openFolder(full, parents)
@@ -85,12 +85,13 @@ func (h *Handler) unpack(w http.ResponseWriter, r *http.Request) error {
 	}
 	text, b64 := pathText(full)
 	w.Header().Set("Content-Type", "application/json")
-	return json.NewEncoder(w).Encode(struct {
+	_ = json.NewEncoder(w).Encode(struct {
 		Path    string `json:"path"`
 		PathB64 string `json:"path_b64,omitempty"`
 		Members int    `json:"members"`
 		Bytes   int64  `json:"bytes"`
 	}{text, b64, x.members, x.bytes})
+	return nil
 }
 
 func (x *extraction) all(h *Handler, w http.ResponseWriter, r *http.Request) error {

@@ -7,6 +7,7 @@ package files
 // short of the announced length, so that a truncated body never looks whole.
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -160,7 +161,7 @@ func serveRegular(w http.ResponseWriter, r *http.Request, file *os.File, st sysc
 // servePseudo reads to the end, whatever stat said of the size.
 func servePseudo(w http.ResponseWriter, r *http.Request, fd int, st syscall.Stat_t, path string) error {
 	body := pseudoReader{fd}
-	first, err := io.ReadAll(io.LimitReader(body, pseudoWholeBytes))
+	first, err := readPseudo(body)
 	if err != nil {
 		return failed(err, path)
 	}
@@ -178,10 +179,18 @@ func servePseudo(w http.ResponseWriter, r *http.Request, fd int, st syscall.Stat
 	if err == nil {
 		_, err = copyOut(w, r.Context(), io.LimitReader(body, pseudoMaxBytes-pseudoWholeBytes))
 	}
-	if more, _ := body.Read(make([]byte, 1)); err != nil || more > 0 {
-		panic(http.ErrAbortHandler)
+	if err == nil {
+		_, err = body.Read(make([]byte, 4096)) // a page: some of these files refuse to be read by the byte
+	}
+	if err != io.EOF {
+		panic(http.ErrAbortHandler) // there is more, or it cannot be told
 	}
 	return nil
+}
+
+// readPseudo reads the first MiB in large steps: many such files are made anew for each read.
+func readPseudo(from pseudoReader) ([]byte, error) {
+	return io.ReadAll(bufio.NewReaderSize(io.LimitReader(from, pseudoWholeBytes), 64<<10))
 }
 
 // pseudoReader reads a descriptor directly: package os would wait on files that say "try again" (kmsg).

@@ -55,7 +55,7 @@ func (h *Handler) stat(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		trimmed := trimSlashes(full)
-		entry = newEntry(full, trimmed[strings.LastIndexByte(trimmed, '/')+1:], st)
+		entry = newEntry(trimmed, trimmed[strings.LastIndexByte(trimmed, '/')+1:], st)
 		entry.withTarget(atFDCWD, full)
 		return nil
 	})
@@ -63,7 +63,8 @@ func (h *Handler) stat(w http.ResponseWriter, r *http.Request) error {
 		return failed(err, full)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	return json.NewEncoder(w).Encode(entry)
+	_ = json.NewEncoder(w).Encode(entry)
+	return nil
 }
 
 // listing is one page being written.
@@ -111,7 +112,7 @@ func (h *Handler) list(w http.ResponseWriter, r *http.Request) error {
 		defer syscall.Close(fd)
 		begun = true
 		w.Header().Set("Content-Type", "application/json")
-		page.begin(full)
+		page.begin(trimSlashes(full))
 		return page.walk(fd, "", 1, resume)
 	})
 	if !begun {
@@ -152,13 +153,33 @@ func (l *listing) walk(fd int, prefix string, level int, resume []string) error 
 			if child, err := openDirectory(fd, after, syscall.O_NOFOLLOW); err == nil {
 				err = l.walk(child, prefix+after+"/", level+1, resume[1:])
 				_ = syscall.Close(child)
-				if err != nil {
+				var errno syscall.Errno
+				if err != nil && !errors.As(err, &errno) { // an errno: it has become unreadable since it was told
 					return err
 				}
 			}
 		}
 	}
-	return eachName(fd, after, min(l.limit+1, batchNames), func(name string) error {
+	first, err := l.open(fd, after)
+	if err != nil {
+		return err
+	}
+	return l.entries(fd, prefix, level, first)
+}
+
+// batch is the first part of a directory's names.
+type batch struct {
+	names []string
+	more  bool
+}
+
+func (l *listing) open(fd int, after string) (batch, error) {
+	names, more, err := namesAfter(fd, after, min(l.limit+1, batchNames))
+	return batch{names, more}, err
+}
+
+func (l *listing) entries(fd int, prefix string, level int, first batch) error {
+	return eachNameFrom(fd, first.names, first.more, min(l.limit+1, batchNames), func(name string) error {
 		st, err := statat(fd, name, atSymlinkNofollow)
 		if errors.Is(err, syscall.ENOENT) {
 			return nil // it vanished meanwhile
@@ -172,21 +193,19 @@ func (l *listing) walk(fd int, prefix string, level int, resume []string) error 
 		if err != nil { // a directory that may be read but not searched, a dead FUSE mount: only the name is known
 			entry.Type, entry.Error = "unknown", errnoName(err)
 		}
+		var inside batch
 		child := -1
-		if entry.Type == "directory" && level < l.depth {
-			if child, err = openDirectory(fd, name, syscall.O_NOFOLLOW); err != nil {
-				entry.Error = errnoName(err)
-			} else {
+		if entry.Type == "directory" && level < l.depth { // read before it is told: the entry carries the error
+			if child, err = openDirectory(fd, name, syscall.O_NOFOLLOW); err == nil {
 				defer syscall.Close(child)
+				inside, err = l.open(child, "")
 			}
+			entry.Error = errnoName(err)
 		}
-		if err := l.tell(entry, path); err != nil {
+		if err := l.tell(entry, path); err != nil || len(inside.names) == 0 {
 			return err
 		}
-		if child < 0 {
-			return nil
-		}
-		return l.walk(child, path+"/", level+1, nil)
+		return l.entries(child, path+"/", level+1, inside)
 	})
 }
 

@@ -31,12 +31,26 @@ func checkPath(field, path string) error {
 	return nil
 }
 
-// absolute joins without cleaning: "link/.." is where the link leads, not where it lies.
+// absolute joins, and drops empty and "." components, which mean nothing. It never drops "..": "link/.." is
+// where the link leads, not where it lies. A slash at the end stays: it says that a directory is meant.
 func absolute(dir, path string) string {
-	if strings.HasPrefix(path, "/") {
+	if !strings.HasPrefix(path, "/") {
+		path = dir + "/" + path
+	}
+	if !strings.Contains(path, "//") && !strings.Contains(path, "/.") {
 		return path
 	}
-	return strings.TrimRight(dir, "/") + "/" + path
+	var kept strings.Builder
+	last := ""
+	for part := range strings.SplitSeq(path, "/") {
+		if last = part; part != "" && part != "." {
+			kept.WriteString("/" + part)
+		}
+	}
+	if kept.Len() == 0 || last == "" || last == "." {
+		kept.WriteByte('/')
+	}
+	return kept.String()
 }
 
 // splitLast cuts the last component off: its folder, to be resolved by the kernel, and its name.

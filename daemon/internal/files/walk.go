@@ -59,7 +59,7 @@ func namesAfter(fd int, after string, most int) (names []string, more bool, err 
 			prune()
 		}
 	})
-	if err == syscall.ENOENT { // the directory itself was removed while it is open
+	if err == syscall.ENOENT || err == syscall.ESRCH { // removed while it is open; /proc of a process that ended
 		err = nil
 	}
 	prune()
@@ -68,19 +68,27 @@ func namesAfter(fd int, after string, most int) (names []string, more bool, err 
 
 // eachName visits the names after one in byte order, however many there are.
 func eachName(fd int, after string, most int, visit func(name string) error) error {
+	names, more, err := namesAfter(fd, after, most)
+	if err != nil {
+		return err
+	}
+	return eachNameFrom(fd, names, more, most, visit)
+}
+
+// eachNameFrom is eachName for one who has read the first batch already.
+func eachNameFrom(fd int, names []string, more bool, most int, visit func(name string) error) error {
 	for {
-		names, more, err := namesAfter(fd, after, most)
-		if err != nil {
-			return err
-		}
 		for _, name := range names {
 			if err := visit(name); err != nil {
 				return err
 			}
-			after = name
 		}
 		if !more {
 			return nil
+		}
+		var err error
+		if names, more, err = namesAfter(fd, names[len(names)-1], most); err != nil {
+			return err
 		}
 	}
 }

@@ -57,19 +57,18 @@ func (h *Handler) watch(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return watchFailed(err, full)
 	}
-	defer kernel.close()
 	if err := as.do(func() error { return kernel.add(full, 0, nil) }); err != nil {
+		kernel.close()
 		return watchFailed(err, full)
 	}
 	watched := &watching{inotify: kernel, as: as, queue: make(chan watchEvent, queuedEvents)}
+	watched.tell(watchEvent{Event: "watching", Path: full})
 	go watched.read()
+	defer watched.end()
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.WriteHeader(http.StatusOK)
 	out := json.NewEncoder(w)
 	flush := http.NewResponseController(w).Flush
-	if out.Encode(watchEvent{Event: "watching", Path: full}) != nil || flush() != nil {
-		return nil
-	}
 	heartbeat := time.NewTicker(h.options.HeartbeatInterval)
 	defer heartbeat.Stop()
 	for {
@@ -108,7 +107,15 @@ func watchFailed(err error, path string) error {
 	return failed(err, path)
 }
 
-// read ends when the instance is closed or the watched thing itself is gone; then it closes the queue.
+// end waits for the reader: a descriptor closed under it could be another file's already.
+func (w *watching) end() {
+	_ = w.file.SetReadDeadline(time.Unix(1, 0))
+	for range w.queue {
+	}
+	w.close()
+}
+
+// read ends when its time is over or the watched thing itself is gone; then it closes the queue.
 func (w *watching) read() {
 	defer close(w.queue)
 	buffer := make([]byte, 64<<10)
