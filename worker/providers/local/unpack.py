@@ -8,6 +8,7 @@ would let a root write to a folder of mode 0555.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -26,6 +27,16 @@ ENTRIES_MAX = 3_000_000
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 CHUNK = 1024**2
+NONSENSE = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EINVAL,
+    errno.EMLINK,
+)
+"""What the kernel says of names and links that cannot be; a full disk or a failing one is not the image's fault."""
 
 
 @dataclass(slots=True)
@@ -62,20 +73,29 @@ class Layers:
         self._parents.clear()
         for member in tar:
             self._budget.take(max(member.size, 0) if member.isreg() else 0)
-            parent_name, _, name = member.name.strip("/").rpartition("/")
-            if name in ("", ".", ".."):
-                if member.isdir() and name in ("", "."):
-                    self._set_times(self._root, member)
-                continue
-            if "\0" in member.name:
-                raise ImageInvalid("a name in a layer holds a null byte")
-            parent = self._parent(parent_name)
-            if name == OPAQUE:
-                self._clear(parent)
-            elif name.startswith(WHITEOUT):
+            try:
+                self._apply(tar, member)
+            except OSError as error:
+                if error.errno not in NONSENSE:
+                    raise
+                raise ImageInvalid(f"{member.name[:200]!r}: {error.strerror}") from error
+            except (ValueError, OverflowError) as error:
+                raise ImageInvalid(f"{member.name[:200]!r}: {error}") from error
+
+    def _apply(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        parent_name, _, name = member.name.strip("/").rpartition("/")
+        if name in ("", ".", ".."):
+            if member.isdir() and name in ("", "."):
+                self._set_times(self._root, member)
+            return
+        parent = self._parent(parent_name)
+        if name == OPAQUE:
+            self._clear(parent)
+        elif name.startswith(WHITEOUT):
+            if name[len(WHITEOUT) :] not in ("", ".", ".."):
                 self._remove(parent / name[len(WHITEOUT) :])
-            else:
-                self._add(tar, member, parent / name)
+        else:
+            self._add(tar, member, parent / name)
 
     def _parent(self, name: str) -> Path:
         known = self._parents.get(name)
