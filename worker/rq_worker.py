@@ -22,7 +22,7 @@ from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
 
 from app.ledger.settings import get_settings
-from app.ledger.wakeup import make_sync_client, queue_name
+from app.ledger.wakeup import Waker, make_sync_client, queue_name
 from worker import provision
 from worker.logs import configure_logs
 
@@ -74,6 +74,8 @@ def main() -> int:
             signal.signal(number, _on_signal)
         started = time.monotonic()
         try:
+            # Whatever its predecessor left is looked at first, without waiting for somebody to notice.
+            Waker(settings.redis).enqueue()
             _serve(settings.redis.namespace, make_sync_client(settings.redis))
         except (redis.exceptions.RedisError, OSError) as error:
             log.warning("worker.no_redis", error=type(error).__name__)

@@ -13,7 +13,7 @@ from app.ledger.concern import Concern
 from app.ledger.connection import milliseconds
 from app.ledger.model import Admission, PaceSample, Reason, Record, Takeover
 
-_DRAINING_MS = 5_000
+_DRAINING_MS = 3_000
 """A job that was silent for so long is taken for dead; it says so each second."""
 
 

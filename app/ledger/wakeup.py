@@ -53,7 +53,8 @@ class Waker:
         self._settings = settings
         self._client: redis.Redis | None = None
 
-    def _enqueue(self) -> None:
+    def enqueue(self) -> None:
+        """Blocks for a round trip or two. Raises what the Redis client raises."""
         if self._client is None:
             self._client = make_sync_client(self._settings)
         queue = Queue(
@@ -67,7 +68,7 @@ class Waker:
     async def wake(self) -> None:
         """Never raises for a Redis that is away: the reclaim loop will wake the worker instead."""
         try:
-            await asyncio.to_thread(self._enqueue)
+            await asyncio.to_thread(self.enqueue)
         except (redis.exceptions.RedisError, OSError) as error:
             _log.warning("cannot wake a worker: %s", type(error).__name__)
 

@@ -1,0 +1,281 @@
+"""The worker's two processes over a backend of files: killed, restarted, lied to, and still nothing lost, doubled or leaked."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from app.ledger.model import Reason, Reclaim, State, new_run_id, new_sandbox_id
+from app.ledger.tokens import read_secret, sandbox_token
+from tests.conftest import Valkey, start_valkey
+from tests.fakes.ledger import new_sandbox
+from tests.fakes.provider import FakeDaemon
+from tests.fakes.workers import Backstage, eventually
+
+
+@asynccontextmanager
+async def backstage(
+    valkey: Valkey, *modules: str, **environment: str
+) -> AsyncIterator[tuple[Backstage, FakeDaemon]]:
+    with tempfile.TemporaryDirectory(prefix="sm-") as folder:
+        stage = Backstage(valkey.url, Path(folder), **environment)
+        async with stage, FakeDaemon(stage.provider.folder) as daemon:
+            for module in modules:
+                stage.start(module)
+            yield stage, daemon
+
+
+async def create(stage: Backstage, many: int, **options: object) -> list[str]:
+    made = await asyncio.gather(*(stage.ledger.create(new_sandbox(**options)) for _ in range(many)))  # type: ignore[arg-type]
+    return [one.record.id for one in made]
+
+
+def all_in(stage: Backstage, ids: list[str], *states: State) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        return set(await stage.states(ids)) <= set(states)
+
+    return check
+
+
+async def test_a_burst_becomes_usable_and_is_taken_back(valkey: Valkey) -> None:
+    async with backstage(valkey, "rq_worker", "loops") as (stage, daemon):
+        ids = await create(stage, 40)
+        await eventually(all_in(stage, ids, State.READY))
+        assert Counter(stage.provider.calls("made")) == Counter(ids)
+        secret = read_secret(stage.settings.paths.secret_file)
+        assert daemon.tokens == {sandbox_token(secret, sandbox) for sandbox in ids}
+        for sandbox in ids:
+            await stage.ledger.request_delete(sandbox)
+        await eventually(all_in(stage, ids, State.DELETED), 10)
+        assert stage.provider.alive() == set()
+        stage.recount.check()
+        # Neither log gives a token away.
+        for module in ("rq_worker", "loops"):
+            assert not any(token in stage.log(module) for token in daemon.tokens)
+
+
+async def test_a_worker_killed_in_the_middle_of_creates_loses_none(valkey: Valkey) -> None:
+    """B125: SIGKILL while 16 are being made; the next worker finishes them under the same ids, each made once."""
+    async with backstage(valkey, "loops") as (stage, _daemon):
+        stage.provider.cue(create_seconds=0.4)
+        worker = stage.start("rq_worker")
+        ids = await create(stage, 40)
+        await eventually(lambda: len(stage.provider.calls("create")) >= 5)
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        stage.start("rq_worker")
+        await eventually(all_in(stage, ids, State.READY), 25)
+        assert Counter(stage.provider.calls("made")) == Counter(ids)
+        assert max(record.attempts for record in await stage.ledger.get_many(ids) if record) == 2
+
+
+async def test_a_create_that_kills_its_worker_fails_and_the_others_finish(valkey: Valkey) -> None:
+    """B130: each worker that touches it dies; it uses up its own attempts, not those of the fifty beside it."""
+    async with backstage(valkey, "loops", CLAIM_SECONDS="0.7") as (stage, _daemon):
+        stage.provider.cue(poison=["poison"], create_seconds=0.05)
+        [poison] = await create(stage, 1, labels={"cue": "poison"})
+        others = await create(stage, 50)
+        worker = stage.start("rq_worker")
+        deaths = 0
+
+        async def done() -> bool:
+            nonlocal worker, deaths
+            if worker.poll() is not None:
+                deaths += 1
+                worker = stage.start("rq_worker")
+            return set(await stage.states([poison, *others])) <= {State.READY, State.FAILED}
+
+        await eventually(done, 40)
+        record = await stage.ledger.get(poison)
+        assert record is not None and (record.state, record.reason) == (State.FAILED, Reason.BACKEND_ERROR)
+        assert deaths <= 4
+        assert set(await stage.states(others)) == {State.READY}
+
+
+async def test_the_loops_killed_lose_nothing(valkey: Valkey) -> None:
+    async with backstage(valkey, "rq_worker") as (stage, _daemon):
+        stage.provider.cue(delete_seconds=0.3)
+        loops = stage.start("loops")
+        ids = await create(stage, 30)
+        await eventually(all_in(stage, ids, State.READY))
+        for sandbox in ids:
+            await stage.ledger.request_delete(sandbox)
+        more = await create(stage, 10)
+        await eventually(lambda: stage.provider.calls("delete"))
+        loops.send_signal(signal.SIGKILL)
+        loops.wait()
+        stage.start("loops")
+        await eventually(all_in(stage, more, State.READY))
+        # What was in the middle of being removed comes up again when its cleanup claim lapses.
+        prefix = stage.recount.prefix
+        for pending in stage.recount.zset("clean:urgent"):
+            stage.recount.client.zadd(f"{prefix}clean:urgent", {pending: 1}, xx=True)
+        await eventually(all_in(stage, ids, State.DELETED))
+        assert stage.provider.alive() == set(more)
+
+
+async def test_sigterm_ends_both_soon_and_a_stopped_worker_leaves_its_creates_to_the_next(
+    valkey: Valkey,
+) -> None:
+    async with backstage(valkey) as (stage, _daemon):
+        stage.provider.cue(create_seconds=30)
+        worker, loops = stage.start("rq_worker"), stage.start("loops")
+        ids = await create(stage, 3)
+        await eventually(lambda: len(stage.provider.calls("create")) == 3)
+        await eventually(lambda: "leader.won" in stage.log("loops"))
+        started = time.monotonic()
+        worker.send_signal(signal.SIGTERM)
+        worker.send_signal(signal.SIGINT)
+        loops.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(worker.wait, 6) == 0, stage.log("rq_worker")
+        assert await asyncio.to_thread(loops.wait, 6) == 0, stage.log("loops")
+        assert time.monotonic() - started < 5
+        stage.provider.cue()
+        stage.start("rq_worker")
+        stage.start("loops")
+        await eventually(all_in(stage, ids, State.READY))
+
+
+async def test_a_lost_wake_up_is_made_again(valkey: Valkey) -> None:
+    async with backstage(valkey, "loops") as (stage, _daemon):
+        [sandbox] = await create(stage, 1)
+        # As if the job had been taken by a worker that died before it ran a line, and the marker had run out.
+        stage.recount.client.delete(
+            f"rq:queue:{stage.settings.redis.namespace}-provision", f"{stage.recount.prefix}wake"
+        )
+        stage.start("rq_worker")
+        await eventually(all_in(stage, [sandbox], State.READY))
+
+
+async def test_deleted_while_it_is_created_is_gone_afterwards(valkey: Valkey) -> None:
+    """B079: accepted at once, never back, and what the late create made is removed."""
+    async with backstage(valkey, "rq_worker", "loops") as (stage, _daemon):
+        stage.provider.cue(create_seconds=2.0)
+        [sandbox] = await create(stage, 1)
+        await eventually(lambda: stage.provider.calls("create"))
+        record = await stage.ledger.request_delete(sandbox)
+        assert (record.state, record.reclaim) == (State.DELETING, Reclaim.CANCELLED)
+        await eventually(all_in(stage, [sandbox], State.DELETED), 10)
+        await asyncio.sleep(0.5)
+        assert stage.provider.alive() == set()
+
+
+async def test_a_failing_delete_is_repeated_until_it_works(valkey: Valkey) -> None:
+    """B112: the record says deleting until the backend confirms."""
+    async with backstage(valkey, "rq_worker", "loops") as (stage, _daemon):
+        stage.provider.cue(delete_fails=2)
+        [sandbox] = await create(stage, 1)
+        await eventually(all_in(stage, [sandbox], State.READY))
+        await stage.ledger.request_delete(sandbox)
+        await eventually(lambda: len(stage.provider.calls("delete")) == 2)
+        assert await stage.states([sandbox]) == [State.DELETING]
+        await eventually(all_in(stage, [sandbox], State.DELETED), 10)
+        assert stage.provider.calls("delete").count(sandbox) == 3
+
+
+async def test_backend_errors_are_typed_or_retried(valkey: Valkey) -> None:
+    async with backstage(valkey, "rq_worker", "loops") as (stage, _daemon):
+        stage.provider.cue(fail={"bad": ["image_invalid", False, 9], "flaky": ["backend_error", True, 1]})
+        [bad] = await create(stage, 1, labels={"cue": "bad"})
+        [flaky] = await create(stage, 1, labels={"cue": "flaky"})
+        await eventually(all_in(stage, [bad], State.FAILED), 10)
+        await eventually(all_in(stage, [flaky], State.READY), 15)
+        record = await stage.ledger.get(bad)
+        assert record is not None and record.reason == Reason.IMAGE_INVALID and record.attempts == 1
+
+
+async def test_what_never_answers_the_probe_fails_typed(valkey: Valkey) -> None:
+    async with backstage(valkey, "rq_worker", "loops", READY_SECONDS_MAX="1") as (stage, daemon):
+        daemon.exit_code = 127
+        [sandbox] = await create(stage, 1)
+        await eventually(all_in(stage, [sandbox], State.FAILED), 10)
+        record = await stage.ledger.get(sandbox)
+        assert record is not None and record.reason == Reason.DAEMON_UNREADY and "127" in str(record.detail)
+        await eventually(lambda: not stage.provider.alive())
+
+
+async def test_what_vanishes_fails_and_orphans_go_only_when_the_ledger_can_be_trusted(valkey: Valkey) -> None:
+    async with backstage(valkey, "rq_worker", "loops") as (stage, _daemon):
+        [lost, kept] = await create(stage, 2)
+        await eventually(all_in(stage, [lost, kept], State.READY))
+        stage.provider.lose(lost)
+        await eventually(all_in(stage, [lost], State.FAILED), 10)
+        record = await stage.ledger.get(lost)
+        assert record is not None and record.reason in (Reason.EXITED, Reason.DAEMON_LOST)
+
+        now = int(time.time() * 1000)
+        ancient, fresh = new_sandbox_id(), new_sandbox_id()
+        stage.provider.put(ancient, now - 3_600_000)
+        stage.provider.put(fresh, now)
+        await eventually(lambda: fresh not in stage.provider.alive(), 10)
+        assert stage.provider.alive() == {kept, ancient}, "what is older than this ledger is not its to judge"
+        await eventually(lambda: _orphans(stage, now=1, reclaimed=1))
+        assert (await stage.ledger.reclaims()).items[0].reclaim == Reclaim.ORPHAN
+
+
+async def _orphans(stage: Backstage, *, now: int, reclaimed: int) -> bool:
+    orphans = (await stage.ledger.stats()).orphans
+    return (orphans.now, orphans.reclaimed) == (now, reclaimed)
+
+
+async def test_an_emptied_redis_deletes_nothing_that_is_alive(valkey: Valkey) -> None:
+    async with backstage(valkey, "rq_worker", "loops") as (stage, _daemon):
+        ids = await create(stage, 10)
+        await eventually(all_in(stage, ids, State.READY))
+        for key in stage.recount.client.scan_iter(f"{stage.recount.prefix}*"):
+            stage.recount.client.delete(key)
+        await eventually(lambda: "lost" in stage.log("loops"))
+        await asyncio.sleep(2.5)
+        assert stage.provider.alive() == set(ids)
+        # And it goes on working.
+        more = await create(stage, 3)
+        await eventually(all_in(stage, more, State.READY))
+
+
+async def test_a_redis_restart_in_a_burst_loses_nothing() -> None:
+    """B127: killed with SIGKILL and started again on its append-only file, three times."""
+    with tempfile.TemporaryDirectory(prefix="sm-v-") as folder:
+        process, server = start_valkey(Path(folder))
+        try:
+            async with backstage(server, "rq_worker", "loops") as (stage, _daemon):
+                run, _ = await stage.ledger.create_run(new_run_id(), "a", lease_seconds=60)
+                ids: list[str] = []
+                for _ in range(3):
+                    ids += await create(stage, 20, run=run.id)
+                    await asyncio.sleep(0.15)
+                    process.kill()
+                    process.wait()
+                    await asyncio.sleep(0.5)
+                    process, _server = start_valkey(Path(folder))
+                await eventually(all_in(stage, ids, State.READY), 40)
+                assert Counter(stage.provider.calls("made")) == Counter(ids)
+                await stage.ledger.end_run(run.id)
+                await eventually(all_in(stage, ids, State.DELETED), 40)
+                assert stage.provider.alive() == set()
+                stage.recount.client = redis.Redis.from_url(server.url, decode_responses=True)
+                stage.recount.check()
+                assert "Traceback" not in stage.log("loops")
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("what", ["expired", "hung_up"])
+async def test_leases_end_within_a_second_or_so(valkey: Valkey, what: str) -> None:
+    async with backstage(valkey, "rq_worker", "loops", HOLD_SECONDS="1") as (stage, _daemon):
+        ids = await create(stage, 20, lease=1.0, waiting=what == "hung_up")
+        started = time.monotonic()
+        await eventually(all_in(stage, ids, State.DELETED, State.DELETING), 5)
+        await eventually(lambda: not stage.provider.alive(), 5)
+        assert time.monotonic() - started < 5
+        reclaims = {entry.reclaim for entry in (await stage.ledger.reclaims()).items}
+        assert reclaims == {Reclaim.LEASE_EXPIRED if what == "expired" else Reclaim.HUNG_UP}
