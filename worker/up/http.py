@@ -46,7 +46,10 @@ async def _get(host: str, port: int, path: str, key: str | None) -> Answer:
     finally:
         writer.close()
     head, _, body = bytes(raw).partition(b"\r\n\r\n")
-    status = int(head.split(None, 2)[1])
+    words = head.split(None, 2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/"):
+        raise ValueError("no HTTP answer")
+    status = int(words[1])
     try:
         return Answer(status, json.loads(body))
     except ValueError:

@@ -29,13 +29,21 @@ class StatusLine:
         return text
 
     def _describe(self, stats: dict[str, Any]) -> str:
-        live = {state: int(stats.get("live", {}).get(state, 0)) for state in STATES}
-        orphans = int(stats.get("orphans", {}).get("now", 0))
-        self.fields = {**live, "peak": int(stats.get("concurrency", {}).get("peak", 0)), "orphans": orphans}
+        live = {state: _number(stats, "live", state) for state in STATES}
+        orphans = _number(stats, "orphans", "now")
+        self.fields = {**live, "peak": _number(stats, "concurrency", "peak"), "orphans": orphans}
         parts = [f"{count} {state}" for state, count in live.items() if count]
         text = "sandboxes: " + (" · ".join(parts) or "none")
-        if live["queued"] and (reason := stats.get("pacing", {}).get("reason")):
-            text += f" (queue waits for: {reason})"
+        pacing = stats.get("pacing")
+        if live["queued"] and isinstance(pacing, dict) and pacing.get("reason"):
+            text += f" (queue waits for: {pacing['reason']})"
         if orphans:
             text += f" · {orphans} orphans"
         return text
+
+
+def _number(stats: dict[str, Any], group: str, name: str) -> int:
+    """0 for whatever is not as expected: a display must not end what it displays."""
+    found = stats.get(group)
+    value = found.get(name) if isinstance(found, dict) else None
+    return value if isinstance(value, int) else 0
