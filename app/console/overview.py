@@ -246,7 +246,7 @@ def row_of(record: Record, now_ms: int) -> SandboxRow:
         tenant=wording.plain(record.tenant, 40),
         run=wording.plain(record.run, 60) if record.run else "",
         state=record.state.value,
-        image=wording.plain(spec.image, 120),
+        image=image_name(spec.image),
         labels=tuple(wording.plain(label, 60) for label in labels[:LABELS_SHOWN]),
         more_labels=max(0, len(labels) - LABELS_SHOWN),
         size=f"{spec.cpu:g} CPU · {_bytes(spec.memory)}",
@@ -263,6 +263,12 @@ def row_of(record: Record, now_ms: int) -> SandboxRow:
 def page_href(state: State | None, cursor: str | None) -> str:
     query = {name: value for name, value in (("state", state), ("cursor", cursor)) if value}
     return "/?" + urlencode(query) if query else "/"
+
+
+def image_name(image: str) -> str:
+    """The name with at most a dozen digits of its digest: the rest tells a reader nothing and costs a line."""
+    name, mark, digest = image.partition("@sha256:")
+    return wording.plain(name, 100) + (f"@{wording.plain(digest, 12)}" if mark else "")
 
 
 def _held(record: Record, now_ms: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.console.assets import Assets
-from app.console.overview import Overview, Snapshot, figures_of, overview_of, page_href, row_of
+from app.console.overview import Overview, Snapshot, figures_of, image_name, overview_of, page_href, row_of
 from app.console.pages import Pages
 from app.console.settings import ConsoleSettings, ConsoleSettingsError, read_settings
 from app.ledger.model import (
@@ -169,6 +169,12 @@ def test_a_row_has_its_times_and_sizes() -> None:
     row = row_of(record(), NOW)
     assert (row.age, row.to_ready, row.size) == ("12s", "2.5s", "0.5 CPU · 512 MiB")
     assert row_of(record(State.QUEUED, times={State.QUEUED: NOW}), NOW).to_ready == ""
+
+
+def test_a_digest_is_shortened_and_nothing_else() -> None:
+    assert image_name("host") == "host"
+    assert image_name("registry.example/a/b:v2") == "registry.example/a/b:v2"
+    assert image_name("a@sha256:" + "9f86d081884c" + "7" * 52) == "a@9f86d081884c…"
 
 
 def test_links_carry_filter_and_cursor() -> None:
