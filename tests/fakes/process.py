@@ -19,6 +19,6 @@ def open_fake(_settings: Settings) -> FakeProvider:
 
 
 if __name__ == "__main__":
-    worker.loops.open_provider = open_fake  # type: ignore[assignment]
-    worker.provision.open_provider = open_fake  # type: ignore[assignment]
+    for module in (worker.loops, worker.provision):
+        vars(module)["open_provider"] = open_fake
     sys.exit(worker.rq_worker.main() if sys.argv[1] == "rq_worker" else worker.loops.main())

@@ -269,7 +269,7 @@ def reachable(before: State, after: State) -> bool:
 
 def test_any_interleaving_leaves_the_indexes_equal_to_a_recount(valkey: Valkey) -> None:
     LedgerMachine.url = valkey.url
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         LedgerMachine,
         settings=settings(
             max_examples=25, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)

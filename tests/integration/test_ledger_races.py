@@ -305,8 +305,8 @@ async def test_a_create_that_is_never_finished_fails_after_its_attempts(
     assert await ledger.take_stale("w6", 9) == []
     healthy = await ledger.get(other)
     assert healthy is not None and healthy.state == State.STARTING
-    record = await ledger.get(poison)
-    assert record is not None and (record.state, record.reason) == (State.FAILED, Reason.BACKEND_ERROR)
+    failed = await ledger.get(poison)
+    assert failed is not None and (failed.state, failed.reason) == (State.FAILED, Reason.BACKEND_ERROR)
     await ledger.aclose()
 
 
@@ -439,18 +439,18 @@ async def test_only_one_leads_and_its_word_counts_only_while_it_does(ledger: Led
 
 async def test_a_burst_of_creates_makes_a_handful_of_jobs(ledger: Ledger) -> None:
     await asyncio.gather(*(ledger.create(new_sandbox()) for _ in range(1000)))
-    jobs = await ledger.connection.client.llen(f"rq:queue:{ledger.settings.redis.namespace}-provision")  # type: ignore[misc]
+    jobs = await ledger.connection.client.llen(f"rq:queue:{ledger.settings.redis.namespace}-provision")
     assert 1 <= jobs <= 3
 
 
 async def _age(ledger: Ledger, sandbox: str) -> None:
     client, prefix = ledger.connection.client, ledger.connection.prefix
-    await client.hset(f"{prefix}sb:{sandbox}", "lease_at", "1")  # type: ignore[misc]
+    await client.hset(f"{prefix}sb:{sandbox}", "lease_at", "1")
     await client.zadd(f"{prefix}due", {sandbox: 1})
 
 
 async def _lapse(ledger: Ledger, sandbox: str) -> None:
     """The worker that creates it fell silent long ago."""
     client, prefix = ledger.connection.client, ledger.connection.prefix
-    await client.hset(f"{prefix}sb:{sandbox}", "claim_at", "1")  # type: ignore[misc]
+    await client.hset(f"{prefix}sb:{sandbox}", "claim_at", "1")
     await client.zadd(f"{prefix}claims", {sandbox: 1}, xx=True)
