@@ -55,10 +55,9 @@ def problem_of(error: Exception) -> Problem | None:
             if error.status_code >= 500:
                 return None
             return Problem("bad-request", status=error.status_code)
-        # Only words of the framework about paths and methods; what it says about bodies may repeat them.
-        detail = error.detail if error.status_code == 405 else ""
+        # Not the framework's own words: what it says about a body may repeat it.
         headers = {k: v for k, v in (error.headers or {}).items() if k.lower() == "allow"}
-        return Problem(slug, detail, headers=headers)
+        return Problem(slug, headers=headers)
     return None
 
 

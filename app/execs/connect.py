@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from litestar import WebSocket, websocket
+from litestar.params import FromPath
 
 from app.answers import send_problem
 from app.auth.middleware import caller_of
@@ -21,7 +22,7 @@ CONNECT_DOC: Final = Doc(
 
 
 @websocket("/v1/sandboxes/{sandbox_id:str}/connect", opt=opt(CONNECT_DOC))
-async def connect_sandbox(socket: WebSocket[Any, Any, Any], sandbox_id: str) -> None:
+async def connect_sandbox(socket: WebSocket[Any, Any, Any], sandbox_id: FromPath[str]) -> None:
     services = services_in(socket.app.state)
     scope, receive, send = socket.scope, socket.receive, socket.send
     try:

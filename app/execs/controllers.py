@@ -4,7 +4,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
-from litestar import Controller, Request, get, post
+from litestar import Controller, Request, delete, get, post
+from litestar.params import FromPath
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from app.auth.middleware import caller_of
@@ -67,13 +68,25 @@ SIGNAL_DOC: Final = Doc(
     body=SignalBody,
     answers=((200, "Sent, or it had ended", dict[str, Any]),),
 )
+SESSIONS_DOC: Final = Doc(
+    id="listSessions",
+    summary="The persistent shells of a sandbox",
+    tag="execs",
+    answers=((200, "All of them", dict[str, Any]),),
+)
+END_SESSION_DOC: Final = Doc(
+    id="endSession",
+    summary="End a persistent shell",
+    tag="execs",
+    answers=((200, "Ended", dict[str, Any]),),
+)
 
 
 class ExecController(Controller):
     path = "/v1/sandboxes/{sandbox_id:str}"
 
     @post("/exec", opt=opt(EXEC_DOC))
-    async def run(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def run(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         services = services_in(request.app.state)
         scope = request.scope
         wait = Query(scope, EXEC_DOC.query).number(WAIT, 0) if scope["query_string"] else 0
@@ -89,27 +102,46 @@ class ExecController(Controller):
         return answer
 
     @get("/execs", opt=opt(LIST_DOC))
-    async def list_all(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def list_all(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         # limit and cursor are the daemon's own
         return await _pass(request, sandbox_id, b"GET", b"/v1/execs")
 
     @get("/execs/{exec_id:str}", opt=opt(GET_DOC))
-    async def get_one(self, request: Request[Any, Any, Any], sandbox_id: str, exec_id: str) -> ASGIApp:
+    async def get_one(
+        self, request: Request[Any, Any, Any], sandbox_id: FromPath[str], exec_id: FromPath[str]
+    ) -> ASGIApp:
         return await _pass(request, sandbox_id, b"GET", exec_target(exec_id))
 
     @get("/execs/{exec_id:str}/output", opt=opt(OUTPUT_DOC))
-    async def output(self, request: Request[Any, Any, Any], sandbox_id: str, exec_id: str) -> ASGIApp:
+    async def output(
+        self, request: Request[Any, Any, Any], sandbox_id: FromPath[str], exec_id: FromPath[str]
+    ) -> ASGIApp:
         return await _pass(request, sandbox_id, b"GET", exec_target(exec_id) + b"/output")
 
     @post("/execs/{exec_id:str}/signal", status_code=200, opt=opt(SIGNAL_DOC))
-    async def signal(self, request: Request[Any, Any, Any], sandbox_id: str, exec_id: str) -> ASGIApp:
+    async def signal(
+        self, request: Request[Any, Any, Any], sandbox_id: FromPath[str], exec_id: FromPath[str]
+    ) -> ASGIApp:
         target = exec_target(exec_id) + b"/signal"
         body = await read(request.receive, SIGNAL_BYTES_MAX)
-        asked = decode(_signal_decoder, body)
-        if isinstance(asked.signal, str) and not asked.signal:
+        asked = decode(_signal_decoder, body or b"{}")
+        if asked.signal == "":
             raise invalid(("signal", "must not be empty"))
         # Sending it twice could hit what the first one has led to.
-        return await _pass(request, sandbox_id, b"POST", target, body)
+        return await _pass(request, sandbox_id, b"POST", target, body or b"{}")
+
+    @get("/sessions", opt=opt(SESSIONS_DOC))
+    async def sessions(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
+        return await _pass(request, sandbox_id, b"GET", b"/v1/sessions")
+
+    @delete("/sessions/{session_id:str}", status_code=200, opt=opt(END_SESSION_DOC))
+    async def end_session(
+        self, request: Request[Any, Any, Any], sandbox_id: FromPath[str], session_id: FromPath[str]
+    ) -> ASGIApp:
+        if not is_exec_id(session_id):
+            raise not_found("session")
+        target = b"/v1/sessions/" + quote(session_id, safe="").encode("ascii")
+        return await _pass(request, sandbox_id, b"DELETE", target)
 
 
 async def _pass(
@@ -120,7 +152,7 @@ async def _pass(
         await read(request.receive, SIGNAL_BYTES_MAX)
     route: Route = await services.gateway.routes.find(sandbox_id, caller_of(request.scope).tenant)
     query: bytes = request.scope["query_string"]
-    call = Call(method, target + b"?" + query if query else target, body, repeatable=body is None)
+    call = Call(method, target + b"?" + query if query else target, body, repeatable=method == b"GET")
     headers = [(b"Content-Type", b"application/json")] if body is not None else None
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -21,7 +21,7 @@ class ExecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Null or left out: none. Zero is refused."""
     grace_seconds: float | None = None
     """Between TERM and KILL after the time-out."""
-    user: int | str | None = None
+    user: str | None = None
     session: str | None = None
     """Name of a persistent shell."""
     background: bool | None = None
@@ -70,7 +70,7 @@ class ExecResult(msgspec.Struct, frozen=True):
 class SignalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of POST …/execs/{eid}/signal."""
 
-    signal: int | str
-    """Name with or without SIG, or number."""
+    signal: int | str | None = None
+    """Name with or without SIG, or number; left out: TERM."""
     scope: str | None = None
     """process, group or tree."""

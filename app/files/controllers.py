@@ -4,6 +4,7 @@ more place to get a strange name wrong. The daemon resolves them, under the righ
 from typing import Any, Final
 
 from litestar import Controller, Request, delete, get, post, put, route
+from litestar.params import FromPath
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from app.auth.middleware import caller_of
@@ -122,51 +123,51 @@ class FileController(Controller):
     path = "/v1/sandboxes/{sandbox_id:str}"
 
     @get("/files", opt=opt(GET_DOC))
-    async def read_file(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def read_file(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         return await _ask(request, sandbox_id, b"GET", b"/v1/files")
 
     @route("/files", http_method=["HEAD"], opt=opt(HEAD_DOC))
-    async def head_file(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def head_file(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         return await _ask(request, sandbox_id, b"HEAD", b"/v1/files")
 
     @put("/files", opt=opt(PUT_DOC))
-    async def write_file(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def write_file(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         return await _upload(request, sandbox_id, b"/v1/files")
 
     @delete("/files", status_code=200, opt=opt(DELETE_DOC))
-    async def delete_file(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def delete_file(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         return await _ask(request, sandbox_id, b"DELETE", b"/v1/files")
 
     @get("/files/list", opt=opt(LIST_DOC))
-    async def list_files(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def list_files(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         return await _ask(request, sandbox_id, b"GET", b"/v1/files/list")
 
     @get("/files/stat", opt=opt(STAT_DOC))
-    async def stat_file(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def stat_file(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         return await _ask(request, sandbox_id, b"GET", b"/v1/files/stat")
 
     @get("/files/watch", opt=opt(WATCH_DOC))
-    async def watch_files(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def watch_files(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         return await _ask(request, sandbox_id, b"GET", b"/v1/files/watch")
 
     @post("/files/move", status_code=200, opt=opt(MOVE_DOC))
-    async def move_file(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def move_file(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         return await _tell(request, sandbox_id, b"/v1/files/move")
 
     @post("/files/mkdir", opt=opt(MKDIR_DOC))
-    async def make_folder(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def make_folder(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         return await _tell(request, sandbox_id, b"/v1/files/mkdir")
 
     @post("/files/link", opt=opt(LINK_DOC))
-    async def link_file(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def link_file(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         return await _tell(request, sandbox_id, b"/v1/files/link")
 
     @get("/archive", opt=opt(ARCHIVE_GET_DOC))
-    async def read_archive(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def read_archive(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         return await _ask(request, sandbox_id, b"GET", b"/v1/archive")
 
     @put("/archive", opt=opt(ARCHIVE_PUT_DOC))
-    async def write_archive(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def write_archive(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         return await _upload(request, sandbox_id, b"/v1/archive")
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 from litestar import Controller, Request, delete, get, post
+from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from app.answers import Answer, json_answer
@@ -126,13 +127,13 @@ class RunController(Controller):
         return json_answer(200, RunList([view(run) for run in page.items], page.next))
 
     @get("/{run_id:str}", opt=opt(GET_DOC))
-    async def get_one(self, request: Request[Any, Any, Any], run_id: str) -> ASGIApp:
+    async def get_one(self, request: Request[Any, Any, Any], run_id: FromPath[str]) -> ASGIApp:
         Query(request.scope, ())
         ledger = services_in(request.app.state).ledger
         return json_answer(200, view(await find_run(ledger, run_id, caller_of(request.scope).tenant)))
 
     @post("/{run_id:str}/renew", opt=opt(RENEW_DOC))
-    async def renew(self, request: Request[Any, Any, Any], run_id: str) -> ASGIApp:
+    async def renew(self, request: Request[Any, Any, Any], run_id: FromPath[str]) -> ASGIApp:
         services = services_in(request.app.state)
         Query(request.scope, ())
         raw = await read(request.receive, BODY_BYTES_MAX)
@@ -149,7 +150,7 @@ class RunController(Controller):
             raise not_found("run") from None
 
     @delete("/{run_id:str}", status_code=200, opt=opt(DELETE_DOC))
-    async def end(self, request: Request[Any, Any, Any], run_id: str) -> ASGIApp:
+    async def end(self, request: Request[Any, Any, Any], run_id: FromPath[str]) -> ASGIApp:
         services = services_in(request.app.state)
         Query(request.scope, ())
         await find_run(services.ledger, run_id, caller_of(request.scope).tenant)
@@ -159,7 +160,7 @@ class RunController(Controller):
             raise not_found("run") from None
 
     @get("/{run_id:str}/report", opt=opt(REPORT_DOC))
-    async def report(self, request: Request[Any, Any, Any], run_id: str) -> ASGIApp:
+    async def report(self, request: Request[Any, Any, Any], run_id: FromPath[str]) -> ASGIApp:
         services = services_in(request.app.state)
         form = Query(request.scope, REPORT_DOC.query).text("format")
         if form not in (None, "json", "csv"):

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import structlog
 from litestar import WebSocket, websocket
+from litestar.params import FromPath
 
 from app import metrics
 from app.answers import send_problem
@@ -39,7 +40,7 @@ HOLD_DOC: Final = Doc(
 
 
 @websocket("/v1/runs/{run_id:str}/hold", opt=opt(HOLD_DOC))
-async def hold_run(socket: WebSocket[Any, Any, Any], run_id: str) -> None:
+async def hold_run(socket: WebSocket[Any, Any, Any], run_id: FromPath[str]) -> None:
     services = services_in(socket.app.state)
     scope, receive, send = socket.scope, socket.receive, socket.send
     try:

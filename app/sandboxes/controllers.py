@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import msgspec
 from litestar import Controller, Request, delete, get, post
+from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from app.answers import json_answer
@@ -124,7 +125,7 @@ class SandboxController(Controller):
         return json_answer(200, SandboxList([view(record) for record in page.items], page.next))
 
     @get("/{sandbox_id:str}", opt=opt(GET_DOC))
-    async def get_one(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def get_one(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         services = services_in(request.app.state)
         wait = Query(request.scope, GET_DOC.query).number(WAIT, 0)
         tenant = caller_of(request.scope).tenant
@@ -133,7 +134,7 @@ class SandboxController(Controller):
         return json_answer(200, await shown(services, record))
 
     @post("/{sandbox_id:str}/renew", opt=opt(RENEW_DOC))
-    async def renew(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def renew(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         services = services_in(request.app.state)
         Query(request.scope, ())
         raw = await read(request.receive, BODY_BYTES_MAX)
@@ -151,7 +152,7 @@ class SandboxController(Controller):
         return json_answer(200, await shown(services, record))
 
     @delete("/{sandbox_id:str}", status_code=200, opt=opt(DELETE_DOC))
-    async def remove(self, request: Request[Any, Any, Any], sandbox_id: str) -> ASGIApp:
+    async def remove(self, request: Request[Any, Any, Any], sandbox_id: FromPath[str]) -> ASGIApp:
         services = services_in(request.app.state)
         wait = Query(request.scope, DELETE_DOC.query).number(WAIT, 0)
         await read(request.receive, BODY_BYTES_MAX)
