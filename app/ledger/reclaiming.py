@@ -16,7 +16,7 @@ _CLEANUP_CLAIM_SECONDS = 30.0
 
 
 class Reclaiming(Concern):
-    async def tick(self, limit: int = 200) -> Tick:
+    async def tick(self, limit: int = 100) -> Tick:
         """Move on what is past its deadline, its lease or its run, forget what ended long ago, and say what waits. Call about once
         a second; a long silence between two calls is taken for an outage, and leases get a grace. More may be due than `limit`."""
         lease, retention = self._settings.lease, self._settings.retention
@@ -37,7 +37,7 @@ class Reclaiming(Concern):
         ]
         return Tick(expired, int(queued), int(stale), int(cleanup), int(starting), bool(wake))
 
-    async def expire(self, limit: int = 200) -> list[Expired]:
+    async def expire(self, limit: int = 100) -> list[Expired]:
         """A `tick` that also wakes a worker where that is due."""
         tick = await self.tick(limit)
         if tick.wake:
@@ -63,7 +63,7 @@ class Reclaiming(Concern):
             )
         )
 
-    async def reclaim_all(self, reclaim: Reclaim, limit: int = 200) -> int:
+    async def reclaim_all(self, reclaim: Reclaim, limit: int = 100) -> int:
         """Take back everything that lives, `limit` at a time; call until it gives 0."""
         return int(await self._connection.run("reclaim_all", reclaim, limit))
 

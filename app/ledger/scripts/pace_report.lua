@@ -22,8 +22,8 @@ if throttled > 0 or (ok > 0 and latency > tonumber(ARGV[8])) then
     reason = throttled > 0 and 'throttled' or 'slow'
   end
 elseif ok > 0 then
-  -- Below the last rate that went wrong grow by a tenth a second of full use; above it by 2 creates a second each second.
-  if rate < threshold then rate = rate + ok * 0.1 else rate = rate + ok * 2 / rate end
+  -- Below the last rate that went wrong it doubles in about 3 s of full use; above it grows by 2 creates a second each second.
+  if rate < threshold then rate = rate + ok * 0.25 else rate = rate + ok * 2 / rate end
   rate = math.min(tonumber(ARGV[7]), rate)
   window = math.min(most, window + math.max(1, math.floor(ok / 4)))
   reason = rate >= tonumber(ARGV[7]) and 'steady' or 'growing'
