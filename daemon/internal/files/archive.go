@@ -19,7 +19,8 @@ import (
 
 const (
 	// maxHardLinks is how many files with several names are remembered; others are stored once a name.
-	maxHardLinks  = 100_000
+	maxHardLinks = 100_000
+	// skippedHeader tells how many sockets and devices the archive leaves out.
 	skippedHeader = "X-Sandman-Skipped"
 )
 
@@ -48,6 +49,7 @@ func (h *Handler) pack(w http.ResponseWriter, r *http.Request) error {
 	}
 	full := trimSlashes(absolute(h.options.DefaultDir, path))
 	begun := false
+	r.Context().Done() // the trial writes nothing: only this tells it that the caller went away
 	err = as.do(func() error {
 		fd, err := openDirectory(atFDCWD, full, 0)
 		if err != nil {
@@ -60,7 +62,7 @@ func (h *Handler) pack(w http.ResponseWriter, r *http.Request) error {
 		}
 		begun = true
 		w.Header().Set("Content-Type", "application/x-tar")
-		w.Header().Set("Trailer", skippedHeader)
+		w.Header().Set(skippedHeader, strconv.Itoa(trial.skipped))
 		w.WriteHeader(http.StatusOK)
 		out := bufio.NewWriterSize(w, copyBytes)
 		real := packing{ctx: r.Context(), archive: tar.NewWriter(out), linked: map[fileID]string{}}
@@ -68,7 +70,6 @@ func (h *Handler) pack(w http.ResponseWriter, r *http.Request) error {
 		if err == nil {
 			err = errors.Join(real.archive.Close(), out.Flush())
 		}
-		w.Header().Set(skippedHeader, strconv.Itoa(real.skipped))
 		return err
 	})
 	if err != nil && begun {

@@ -84,10 +84,7 @@ func tree(t *testing.T, root string) map[string]string {
 func TestAnArchiveComesBackAsItWas(t *testing.T) {
 	for _, beneath := range []bool{true, false} {
 		t.Run(fmt.Sprintf("openat2=%v", beneath), func(t *testing.T) {
-			saved := hasOpenat2
-			hasOpenat2 = func() bool { return beneath }
-			defer func() { hasOpenat2 = saved }()
-			s := start(t)
+			s := start(t, func(o *Options) { o.withoutOpenat2 = !beneath })
 			for _, name := range hardNames {
 				s.put("src/in a folder/"+name, name)
 			}
@@ -159,11 +156,9 @@ func TestMembersThatEscapeAreRefused(t *testing.T) {
 		"the folder's own chmod": archive(symlink("l", ".."), member{tar.Header{Name: "l/", Typeflag: tar.TypeDir, Mode: 0o700}, ""}),
 	}
 	for _, beneath := range []bool{true, false} {
-		saved := hasOpenat2
-		hasOpenat2 = func() bool { return beneath }
 		for name, content := range attacks {
 			t.Run(fmt.Sprintf("%s openat2=%v", name, beneath), func(t *testing.T) {
-				s := start(t)
+				s := start(t, func(o *Options) { o.withoutOpenat2 = !beneath })
 				s.put("outside", "untouched")
 				s.put("in/side", "x")
 				if err := os.Symlink("..", s.at("in", "there")); err != nil {
@@ -183,7 +178,6 @@ func TestMembersThatEscapeAreRefused(t *testing.T) {
 				}
 			})
 		}
-		hasOpenat2 = saved
 	}
 }
 

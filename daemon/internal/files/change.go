@@ -4,6 +4,7 @@ package files
 // errno told; none checks first what that call decides.
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
 	"os"
@@ -54,7 +55,13 @@ func (h *Handler) remove(w http.ResponseWriter, r *http.Request) error {
 	if err != nil && !(missingOK && errors.Is(err, syscall.ENOENT)) {
 		return failed(err, full)
 	}
-	w.WriteHeader(http.StatusNoContent)
+	text, b64 := pathText(full)
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(struct {
+		Path    string `json:"path"`
+		PathB64 string `json:"path_b64,omitempty"`
+		Deleted bool   `json:"deleted"` // false: it was missing, and that was fine
+	}{text, b64, err == nil})
 	return nil
 }
 
@@ -88,6 +95,7 @@ func (h *Handler) move(w http.ResponseWriter, r *http.Request) error {
 	from = trimSlashes(absolute(h.options.DefaultDir, from))
 	to = trimSlashes(absolute(h.options.DefaultDir, to))
 	blamed := from
+	r.Context().Done() // a move between file systems stops when its caller goes away
 	var entry Entry
 	err = as.do(func() error {
 		st, err := statat(atFDCWD, from, atSymlinkNofollow)
@@ -127,7 +135,7 @@ func (h *Handler) move(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return failed(err, blamed)
 	}
-	return answerEntry(w, entry, true)
+	return answerEntry(w, entry, false)
 }
 
 // newPlace is where an entry will be made: a name in a folder, with the folders on the way made if asked.

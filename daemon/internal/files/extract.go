@@ -12,7 +12,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -33,6 +32,7 @@ type extraction struct {
 	root    int
 	path    string
 	owner   *Identity
+	noLinks bool  // the kernel cannot resolve beneath
 	limit   int64 // of the unpacked content; 0: none
 	fileMax int64
 	bytes   int64
@@ -65,7 +65,7 @@ func (h *Handler) unpack(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	full := trimSlashes(absolute(h.options.DefaultDir, path))
-	x := &extraction{path: full, owner: owner, limit: h.options.MaxArchiveBytes, fileMax: h.options.MaxFileBytes, folderFD: -1}
+	x := &extraction{path: full, owner: owner, noLinks: h.options.withoutOpenat2, limit: h.options.MaxArchiveBytes, fileMax: h.options.MaxFileBytes, folderFD: -1}
 	err = as.do(func() error {
 		dir, missing, err := openFolder(full, parents)
 		if err != nil {
@@ -408,7 +408,7 @@ func (x *extraction) beneath(parts []string, flags int) (int, error) {
 	if len(parts) > 0 {
 		path = strings.Join(parts, "/")
 	}
-	if !hasOpenat2() {
+	if x.noLinks {
 		return x.withoutLinks(parts, flags)
 	}
 	fd, err := openBeneath(x.root, path, flags, 0)
@@ -445,12 +445,11 @@ func (x *extraction) withoutLinks(parts []string, flags int) (int, error) {
 	return fd, err
 }
 
-// hasOpenat2 is asked once: kernels before 5.6 answer ENOSYS, old seccomp filters EPERM. A variable, so that
-// tests can take it away.
-var hasOpenat2 = sync.OnceValue(func() bool {
+// hasOpenat2: kernels before 5.6 answer ENOSYS, old seccomp filters EPERM.
+func hasOpenat2() bool {
 	fd, err := openBeneath(atFDCWD, ".", oPath|syscall.O_DIRECTORY, 0)
 	if err == nil {
 		_ = syscall.Close(fd)
 	}
 	return !errors.Is(err, syscall.ENOSYS) && !errors.Is(err, syscall.EPERM)
-})
+}

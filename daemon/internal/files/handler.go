@@ -43,6 +43,9 @@ type Options struct {
 	BodyIdleTimeout time.Duration
 	// HeartbeatInterval is the longest silence on a watch. 0: 15 s.
 	HeartbeatInterval time.Duration
+
+	// What the kernel may lack, for tests to take away.
+	withoutTmpfile, withoutOpenat2 bool
 }
 
 // Handler answers the paths under /v1/files and /v1/archive; authentication is its caller's job.
@@ -64,6 +67,8 @@ func New(options Options) *Handler {
 	if options.HeartbeatInterval == 0 {
 		options.HeartbeatInterval = 15 * time.Second
 	}
+	options.withoutTmpfile = options.withoutTmpfile || !hasProcFD()
+	options.withoutOpenat2 = options.withoutOpenat2 || !hasOpenat2()
 	return &Handler{options: options}
 }
 

@@ -6,13 +6,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"sandman.dev/daemon/internal/httpd"
 )
 
 type service struct {
@@ -35,9 +37,13 @@ func start(t *testing.T, change ...func(*Options)) *service {
 	for _, c := range change {
 		c(&options)
 	}
-	server := httptest.NewServer(New(options))
-	t.Cleanup(server.Close)
-	return &service{T: t, url: server.URL, dir: dir}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() { _ = (&httpd.Server{Handler: New(options)}).Serve(listener) }()
+	return &service{T: t, url: "http://" + listener.Addr().String(), dir: dir}
 }
 
 type answer struct {

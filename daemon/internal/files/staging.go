@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"strconv"
-	"sync"
 	"syscall"
 )
 
@@ -29,7 +28,7 @@ func temporaryName() string {
 }
 
 // hasProcFD: only through /proc can a file without a name be given one by its opener.
-var hasProcFD = sync.OnceValue(func() bool {
+func hasProcFD() bool {
 	fd, err := openat(atFDCWD, "/", oPath|syscall.O_DIRECTORY, 0)
 	if err != nil {
 		return false
@@ -37,13 +36,13 @@ var hasProcFD = sync.OnceValue(func() bool {
 	defer syscall.Close(fd)
 	var st syscall.Stat_t
 	return syscall.Stat(procFD(fd), &st) == nil
-})
+}
 
 func procFD(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 // stageIn makes a staging file in a folder, under the rights of the current thread.
-func stageIn(dir int) (*staged, error) {
-	if hasProcFD() {
+func (h *Handler) stageIn(dir int) (*staged, error) {
+	if !h.options.withoutTmpfile {
 		fd, err := openat(dir, ".", oTmpfile|syscall.O_RDWR, 0o600)
 		if err == nil {
 			return &staged{file: os.NewFile(uintptr(fd), "upload"), dir: dir}, nil
@@ -67,7 +66,7 @@ func (h *Handler) stageFor(t *target) (*staged, error) {
 	if t.pseudo {
 		return nil, errPseudo
 	}
-	stage, err := stageIn(t.dir)
+	stage, err := h.stageIn(t.dir)
 	if err == nil || !t.exists {
 		return stage, err
 	}
@@ -76,7 +75,7 @@ func (h *Handler) stageFor(t *target) (*staged, error) {
 		if openErr != nil {
 			continue
 		}
-		elsewhere, stageErr := stageIn(dir)
+		elsewhere, stageErr := h.stageIn(dir)
 		if stageErr == nil && elsewhere.name != "" {
 			stageErr = unlinkat(dir, elsewhere.name, 0) // it is only read from: it needs no name
 			elsewhere.name = ""
