@@ -1,7 +1,8 @@
 """A backend made of files, for tests of the worker: it survives the worker's death and can be told to misbehave.
 
 Each sandbox is a file `<id>.json`; each call is a line in `calls.log`. `cues.json` says what goes wrong: {"create_seconds": s,
-"delete_seconds": s, "poison": [label, …], "fail": {label: [reason, retryable, times]}, "delete_fails": times}. A sandbox's label
+"delete_seconds": s, "poison": [label, …], "fail": {label: [reason, retryable, times]}, "delete_fails": times,
+"watch_seconds": s}. A sandbox's label
 "cue" selects it. The address of all is one socket, on which `FakeDaemon` answers for every sandbox.
 """
 
@@ -104,8 +105,9 @@ class FakeProvider:
 
     async def watch(self) -> AsyncIterator[Observed]:
         before = self.alive()
+        every = self.cues().get("watch_seconds", 0.1)
         while True:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(every)
             now = self.alive()
             for gone in before - now:
                 yield Observed(gone, "gone", 0, reason=Reason.EXITED, detail="the file is gone")
