@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.providers.local.hierarchy import Bases
+from worker.providers.local.hierarchy import Bases, make_folder
 
 CPU_PERIOD_US = 100_000
 """The kernel's own default; ten times less costs switches, ten times more makes a throttled command stutter visibly."""
@@ -32,7 +32,7 @@ def make(bases: Bases, sandbox_id: str, limits: Limits) -> list[Path]:
     """Idempotent. Raises OSError."""
     for controller, base in bases.folders.items():
         folder = base / sandbox_id
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         for name, value, required in limit_files(controller, bases.versions[controller], limits):
             try:
                 (folder / name).write_text(value)

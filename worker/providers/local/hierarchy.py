@@ -111,12 +111,18 @@ def read_bases(instance: str) -> Bases:
     )
 
 
+def make_folder(folder: Path) -> None:
+    """Idempotent. The umask must not decide who can enter: bwrap binds it into the sandbox as the sandbox's uid. Raises OSError."""
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+
+
 def _base_v1(mount: Mount, path: str | None, instance: str) -> Path:
     own = None if path is None else folder_of(mount, path)
     if own is None or not own.is_dir():
         raise LookupError("this process's own cgroup is not visible")
     base = own / instance
-    base.mkdir(exist_ok=True)
+    make_folder(base)
     # A folder that can be made and not be joined is of no use (a read-only or foreign tree): find out now, not at a create.
     if not os.access(base / "cgroup.procs", os.W_OK):
         raise LookupError(f"{base} cannot be joined")
@@ -133,7 +139,7 @@ def _base_v2(mount: Mount, path: str | None, instance: str, controller: str) -> 
     if controller not in (own / "cgroup.controllers").read_text().split():
         raise LookupError(f"the {controller} controller is not delegated to {own}")
     base = own / instance
-    base.mkdir(exist_ok=True)
+    make_folder(base)
     if controller not in (own / "cgroup.subtree_control").read_text().split():
         _enable(own, controller, leaf)
     _enable(base, controller, leaf=None)
