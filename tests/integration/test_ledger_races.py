@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from app.ledger.errors import Ended, IdempotencyConflict, QueueFull, RunEnded, RunNotFound
+from app.ledger.errors import Ended, IdempotencyConflict, LedgerUnavailable, QueueFull, RunEnded, RunNotFound
 from app.ledger.events import EventFeed
 from app.ledger.ledger import Ledger
 from app.ledger.model import ExecSample, PaceSample, Reason, Reclaim, State, new_run_id
-from tests.conftest import Valkey
+from tests.conftest import Valkey, start_valkey
 from tests.fakes.ledger import Recount, advance, ledger_settings, new_sandbox
 
 
@@ -422,6 +423,52 @@ async def test_a_missed_event_is_caught_by_the_recheck(ledger: Ledger) -> None:
         await asyncio.sleep(0)
         await ledger.mark_ready(sandbox)
         assert (await asyncio.wait_for(wait, 3)).state == State.READY
+
+
+async def test_a_wait_rides_over_a_restart_of_redis(tmp_path: Path) -> None:
+    """The feed comes back by itself, and what happened meanwhile is found by looking."""
+    with tempfile.TemporaryDirectory(prefix="sm-v-") as folder:
+        process, server = start_valkey(Path(folder))
+        ledger = await Ledger.connect(ledger_settings(server.url, tmp_path))
+        try:
+            async with EventFeed(ledger) as feed:
+                sandbox = await advance(ledger, new_sandbox(), "starting")
+                placed = feed.signal([State.READY])
+                wait = asyncio.create_task(
+                    feed.wait_for(sandbox, lambda record: record.state == State.READY, 20)
+                )
+                await asyncio.sleep(0.1)
+                process.kill()
+                process.wait()
+                with pytest.raises(LedgerUnavailable):
+                    await ledger.get(sandbox)
+                placed.clear()
+                process, _ = start_valkey(Path(folder))
+                assert await ledger.mark_ready(sandbox)
+                assert (await asyncio.wait_for(wait, 6)).state == State.READY
+                await asyncio.wait_for(placed.wait(), 6)
+        finally:
+            await ledger.aclose()
+            process.kill()
+            process.wait()
+
+
+async def test_what_somebody_waits_for_is_removed_first_and_bulk_is_not_starved(ledger: Ledger) -> None:
+    run = (await ledger.create_run(new_run_id(), "a"))[0].id
+    bulk = [await advance(ledger, new_sandbox(run=run), "ready") for _ in range(8)]
+    asked = [await advance(ledger, new_sandbox(), "ready") for _ in range(8)]
+    await ledger.end_run(run)
+    await ledger.expire()
+    for sandbox in asked:
+        await ledger.request_delete(sandbox)
+    first = [record.id for record in await ledger.cleanup_due(4)]
+    assert set(first[:3]) <= set(asked) and first[3] in bulk
+    assert await ledger.cleanup_retry(first[0], "busy", 0.05) == 1
+    rest = [record.id for record in await ledger.cleanup_due(50)]
+    assert not set(first) & set(rest) and len(rest) == 12
+    await asyncio.sleep(0.06)
+    assert [record.id for record in await ledger.cleanup_due(50)] == [first[0]]
+    assert await ledger.cleanup_retry(first[0], "busy", 0.0) == 2
 
 
 async def test_only_one_leads_and_its_word_counts_only_while_it_does(ledger: Ledger) -> None:
