@@ -149,7 +149,7 @@ class Drain:
                 started,
             )
         else:
-            self._measure(started)
+            self._measure(started, placement.latency_seconds)
             self._ok += 1
             if await self._persist(
                 lambda: self._ledger.mark_starting(record.id, placement.address, placement.enforced)
@@ -191,8 +191,8 @@ class Drain:
                     return False
                 await asyncio.sleep(0.2)
 
-    def _measure(self, started: float) -> None:
-        self._latency_ms += (time.monotonic() - started) * 1000
+    def _measure(self, started: float, seconds: float | None = None) -> None:
+        self._latency_ms += (time.monotonic() - started if seconds is None else seconds) * 1000
 
     async def _report_pace(self) -> None:
         calls = self._ok + self._throttled

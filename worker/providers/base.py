@@ -47,6 +47,9 @@ class Placement:
     """"unix:/path" or "http://ip:port"; empty when it will only be known from `watch` or `list`."""
     enforced: dict[str, str]
     node: str = ""
+    latency_seconds: float | None = None
+    """What the backend took for this one create, for pacing. None: the whole call; else without what is done once for many, such
+    as importing an image, which says nothing about how busy the backend is."""
 
 
 @dataclass(frozen=True, slots=True)

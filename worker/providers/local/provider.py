@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import os
 import resource
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -71,7 +73,9 @@ class LocalProvider:
 
     async def create(self, record: Record, token_sha256: str) -> Placement:
         base, config = await self._base_for(record.spec.image)
-        return await self._run(self._start().create, record, token_sha256, base, config)
+        started = time.monotonic()
+        placement = await self._run(self._start().create, record, token_sha256, base, config)
+        return dataclasses.replace(placement, latency_seconds=time.monotonic() - started)
 
     async def delete(self, sandbox_id: str) -> None:
         await self.start()
