@@ -28,7 +28,7 @@ from worker.reclaim import Reclaimer
 from worker.reconcile import Reconciler
 from worker.watch import Prober, follow
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("worker.loops")
 
 LEADER = "loops"
 _BACKOFF_SECONDS = (0.2, 5.0)

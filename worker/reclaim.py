@@ -93,7 +93,7 @@ class Reclaimer:
         self._failures.pop(record.id, None)
         try:
             if await self._ledger.cleanup_done(record.id):
-                log.info("removed", sandbox=record.id, state=record.state, reclaim=record.reclaim)
+                log.debug("removed", sandbox=record.id, state=record.state, reclaim=record.reclaim)
         except LedgerUnavailable:
             # It comes up again when its cleanup claim lapses, and removing twice is harmless.
             log.warning("removal.unrecorded", sandbox=record.id)

@@ -26,7 +26,7 @@ from app.ledger.wakeup import Waker, make_sync_client, queue_name
 from worker import provision
 from worker.logs import configure_logs
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("worker.rq_worker")
 
 _WORKER_TTL_SECONDS = 25
 """RQ blocks for 15 s less than this at a time: so often does an idle worker look after abandoned jobs, and so soon does it notice
