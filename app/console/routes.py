@@ -92,7 +92,8 @@ async def log_in(request: Asked) -> Page:
     nonce = request.cookies.get(_cookie_name(request, "form"), "")
     if len(nonce) != ID_CHARACTERS or not _same(nonce, form.get("token", "")):
         return _login_form(request, console, target, error="This form was too old. Try again.", status=403)
-    wait = await console.attempts.refused_for(request.client.host if request.client else "local")
+    address = request.client.host if request.client else "local"
+    wait = await console.attempts.refused_for(address)
     if wait:
         answer = _login_form(
             request, console, target, error=f"Too many attempts. Try again in {wait} seconds.", status=429
@@ -101,6 +102,7 @@ async def log_in(request: Asked) -> Page:
         return answer
     caller = console.keys.find(form.get("key", "").strip().encode(errors="replace"))
     if caller is None:
+        log.warning("login refused", address=address)
         return _login_form(request, console, target, error="This key is not known here.", status=401)
     await console.sessions.close(request.cookies.get(_cookie_name(request, "session"), ""))
     token, _ = await console.sessions.open(

@@ -89,6 +89,8 @@ class Console:
 
     async def stop(self) -> None:
         await self._sampler.stop()
+        await self._fragments.close()
+        await self._snapshots.close()
 
     async def fragment(self, view: View) -> str:
         """The moving part of the overview as HTML. It depends on nothing but the view, so all its viewers share it."""

@@ -39,9 +39,24 @@ class Shared(Generic[K, V]):
             task.add_done_callback(_seen)
             self._entries.pop(key, None)
             self._entries[key] = entry = (self._clock(), task)
-            while len(self._entries) > ENTRIES_MAX:
-                del self._entries[next(iter(self._entries))]
+            self._forget()
         return await asyncio.shield(entry[1])
+
+    async def close(self) -> None:
+        """End what is under way; those who wait for it are cancelled."""
+        tasks = [task for _, task in self._entries.values()]
+        self._entries.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self) -> None:
+        """Drop answers that are too old to be given again, oldest first, and more if there are too many all the same."""
+        while self._entries:
+            key, entry = next(iter(self._entries.items()))
+            if len(self._entries) <= ENTRIES_MAX and not self._old(entry):
+                return
+            del self._entries[key]
 
     def _old(self, entry: tuple[float, asyncio.Task[V]]) -> bool:
         started, task = entry

@@ -76,3 +76,24 @@ async def test_the_answers_kept_are_bounded() -> None:
     for number in range(ENTRIES_MAX + 10):
         await shared.get(str(number))
     assert len(shared._entries) == ENTRIES_MAX
+
+
+async def test_answers_that_are_too_old_are_not_held() -> None:
+    source = Source()
+    shared = source.shared()
+    for number in range(9):
+        await shared.get(str(number))
+    source.now = 2.0
+    await shared.get("x")
+    assert list(shared._entries) == ["x"]
+
+
+async def test_closing_ends_what_is_under_way() -> None:
+    source = Source()
+    source.gate.clear()
+    shared = source.shared()
+    waiting = asyncio.create_task(shared.get("a"))
+    await asyncio.sleep(0)
+    await shared.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
