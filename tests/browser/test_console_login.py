@@ -14,7 +14,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from app.ledger.model import State
+from tests.browser.conftest import running_world
 from tests.browser.world import World, bring, new_sandbox
+from tests.conftest import Valkey
 from tests.service import eventually
 
 
@@ -307,3 +309,22 @@ def test_without_redis_the_page_says_so(world: World, http: httpx.Client) -> Non
         finally:
             store.close()
     assert answer.status_code == 503 and "ledger cannot be reached" in answer.text
+
+
+def test_behind_a_proxy_the_public_address_counts(valkey: Valkey) -> None:
+    """B136: with an https origin configured, that origin is ours, its cookies are Secure, and its plain twin is a stranger."""
+    with running_world(valkey, {"SANDMAN_CONSOLE_ORIGIN": "https://sandman.example.org"}) as world:
+        origin = {"host": "sandman.example.org", "origin": "https://sandman.example.org"}
+        with httpx.Client(base_url=world.url, headers=origin, timeout=10) as http:
+            page = http.get("/login")
+            cookie = page.headers["set-cookie"]
+            assert "Secure" in cookie
+            fields = {"token": form_token(page.text), "key": world.keys["operator"]}
+            manner = {"cookie": cookie.split(";")[0]}
+            plain = http.post(
+                "/login", data=fields, headers={**manner, "origin": "http://sandman.example.org"}
+            )
+            assert plain.status_code == 403
+            answer = http.post("/login", data=fields, headers=manner)
+            assert answer.status_code == 303 and "Secure" in answer.headers["set-cookie"]
+            assert http.get("/login", headers={"host": "other.example.org"}).status_code == 403
