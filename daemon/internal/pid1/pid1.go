@@ -1,0 +1,59 @@
+// Package pid1 makes the process fit for its place: first in a sandbox, one of thousands on a machine, and out of
+// reach of the commands that it runs.
+package pid1
+
+import (
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"sandman.dev/daemon/internal/proc"
+)
+
+const (
+	// maxThreads that run Go code at once: a daemon moves bytes, and must not compete with the commands for cores.
+	maxThreads = 4
+	// gcPercent trades a little CPU for memory: live data is small, so collections are cheap.
+	gcPercent = 50
+	// memoryLimit is where the collector works harder; buffers in flight of many streams stay below it.
+	memoryLimit = 96 << 20
+)
+
+// Settle is called once, before anything is started or listened to.
+func Settle() {
+	// A fixed number also stops the runtime from re-reading the CPU limit every second: an idle daemon sleeps.
+	runtime.GOMAXPROCS(max(2, min(runtime.NumCPU(), maxThreads)))
+	debug.SetGCPercent(gcPercent)
+	debug.SetMemoryLimit(memoryLimit)
+	proc.DefaultSignals()
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // caught and dropped; ignoring would be inherited
+	syscall.Umask(0o022)
+	proc.Prepare()
+	proc.OOMKills() // opens the counter while /proc/self can be read
+	const prSetDumpable = 4
+	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetDumpable, 0, 0)
+	closeInherited()
+}
+
+// closeInherited marks every descriptor but the standard ones close-on-exec: what the daemon was given is not the
+// commands'.
+func closeInherited() {
+	const closeRangeCloexec = 4
+	if _, _, errno := syscall.RawSyscall(sysCloseRange, 3, ^uintptr(0)>>32, closeRangeCloexec); errno == 0 {
+		return
+	}
+	for fd := 3; fd < 1024; fd++ {
+		_, _, _ = syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_SETFD, syscall.FD_CLOEXEC)
+	}
+}
+
+// Idle gives back what starting up took. Call it when the daemon is ready.
+func Idle() {
+	time.AfterFunc(200*time.Millisecond, func() {
+		runtime.GC()
+		debug.FreeOSMemory()
+	})
+}
