@@ -30,6 +30,10 @@ _POLL_SECONDS = 0.05
 _PACE_REPORT_SECONDS = 0.25
 _STOP_GRACE_SECONDS = 3.0
 """What a stop lets creates in flight take to finish; `sandman up` allows the worker 5 s in all."""
+_HAND_OVER_SECONDS = 1.0
+"""At the end of a job's time nothing new is taken for this long; if what is in flight has not ended by then, the job goes on."""
+_LONGEST_SECONDS, _LONGEST_GRACE_SECONDS = 480.0, 60.0
+"""Together below the time-out of the RQ job, whose alarm would break the loop at any line."""
 _RETRY_DELAY_SECONDS = (0.5, 15.0)
 _PERSIST_SECONDS = 5.0
 """How long a result is offered to a Redis that is away; afterwards the claim lapses and the create is repeated."""
@@ -79,10 +83,14 @@ class Drain:
     async def _loop(self) -> bool:
         """Give whether more waits."""
         end = time.monotonic() + self._settings.job_seconds
+        last_end = time.monotonic() + _LONGEST_SECONDS
         stale_look = pace_report = 0.0
         suspects = 0
         while True:
             now = time.monotonic()
+            if now > end + _HAND_OVER_SECONDS and self._in_flight and now < last_end:
+                # Creates that take long, for example with an image to import, must not keep the others waiting.
+                end = now + self._settings.job_seconds
             taking = now < end and self._stopped_at is None
             free = self._settings.concurrency - len(self._in_flight)
             pause, queued = _POLL_SECONDS, 0
@@ -111,6 +119,8 @@ class Drain:
                 if not queued and not suspects:
                     return False
             if self._stopped_at is not None and now - self._stopped_at > _STOP_GRACE_SECONDS:
+                return True
+            if now > last_end + _LONGEST_GRACE_SECONDS:
                 return True
             if now - pace_report >= _PACE_REPORT_SECONDS:
                 pace_report = now

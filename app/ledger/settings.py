@@ -108,8 +108,9 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    concurrency: int = 16
-    """SANDMAN_WORKER_CONCURRENCY: creates in flight in one provision job."""
+    concurrency: int = 48
+    """SANDMAN_WORKER_CONCURRENCY: creates in flight in one provision job. Above the window and its reserve: the ledger decides who
+    may start, and a worker that is full of one tenant's slow creates must not hold up another's."""
     delete_concurrency: int = 16
     claim_seconds: float = 10.0
     """A worker that was silent for so long has lost its creates to another; it extends its claims each third of that."""

@@ -26,7 +26,8 @@ WAKE_MS = 5_000
 lost job is noticed later."""
 _PENDING_MAX = 8
 """Further wake-ups add nothing when so many wait already, for example because no worker runs."""
-_JOB_TIMEOUT_SECONDS = 120
+_JOB_TIMEOUT_SECONDS = 600
+"""A drain ends by itself before; so long RQ believes in a job whose worker was killed (nobody waits for that)."""
 _FAILURE_TTL_SECONDS = 600
 
 _log = logging.getLogger(__name__)

@@ -145,6 +145,33 @@ async def test_sigterm_ends_both_soon_and_a_stopped_worker_leaves_its_creates_to
         await eventually(all_in(stage, ids, State.READY))
 
 
+async def test_a_slow_create_outlasts_its_job_and_delays_nobody(valkey: Valkey) -> None:
+    async with backstage(valkey, "rq_worker", "loops", JOB_SECONDS="0.5") as (stage, _daemon):
+        stage.provider.cue(create_seconds=5)
+        [slow] = await create(stage, 1)
+        await eventually(lambda: stage.provider.calls("create"))
+        stage.provider.cue()
+        for _ in range(3):
+            quick = await create(stage, 2)
+            await eventually(all_in(stage, quick, State.READY), 3)
+            await asyncio.sleep(0.4)
+        assert await stage.states([slow]) == [State.CREATING]
+        await eventually(all_in(stage, [slow], State.READY), 10)
+        record = await stage.ledger.get(slow)
+        assert record is not None and record.attempts == 1
+
+
+async def test_one_tenants_slow_creates_leave_a_place_for_anothers_first(valkey: Valkey) -> None:
+    """Sixty that hang in an image's import fill the window; a single create of somebody else is usable at once all the same."""
+    async with backstage(valkey, "rq_worker", "loops") as (stage, _daemon):
+        stage.provider.cue(create_seconds=20)
+        await create(stage, 60, tenant="big")
+        await eventually(lambda: len(stage.provider.calls("create")) >= 32, 10)
+        stage.provider.cue()
+        [single] = await create(stage, 1, tenant="small")
+        await eventually(all_in(stage, [single], State.READY), 1.5)
+
+
 async def test_a_lost_wake_up_is_made_again(valkey: Valkey) -> None:
     async with backstage(valkey, "loops") as (stage, _daemon):
         [sandbox] = await create(stage, 1)
