@@ -44,8 +44,11 @@ func run(arguments []string) error {
 	case len(arguments) == 1 && arguments[0] == "version":
 		fmt.Println(version)
 		return nil
+	case len(arguments) == 1 && arguments[0] == "noop":
+		// What the service runs to prove a sandbox usable: the one program that every image is sure to hold.
+		return nil
 	case len(arguments) == 0 || arguments[0] != "serve":
-		return errors.New("usage: sandmand serve [--config-fd N | --config FILE] | sandmand version")
+		return errors.New("usage: sandmand serve [--config-fd N | --config FILE] | sandmand version | sandmand noop")
 	}
 	flags := flag.NewFlagSet("serve", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
@@ -67,6 +70,7 @@ func serve(c *config.Config) error {
 	if err != nil {
 		return err
 	}
+	proc.LimitProcesses(c.MaxProcesses)
 	proc.ReapOrphans()
 	registry := execs.NewRegistry(c)
 	sessions := session.New()

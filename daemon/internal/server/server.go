@@ -11,6 +11,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 
@@ -41,9 +42,18 @@ func New(c *config.Config, registry *execs.Registry, sessions *session.Sessions,
 	return s
 }
 
+// self is where the daemon's program lies in the sandbox, so that the service can run "self noop" to prove it usable.
+var self = func() string {
+	path, err := os.Executable()
+	if err != nil {
+		return os.Args[0] // without /proc
+	}
+	return path
+}()
+
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/health" && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
-		reply(w, http.StatusOK, map[string]any{"ok": true, "version": s.Version})
+		reply(w, http.StatusOK, map[string]any{"ok": true, "version": s.Version, "self": self})
 		return
 	}
 	if !s.authorized(r) {
