@@ -6,9 +6,9 @@
     nonroot   USER 1000 without an entry in /etc/passwd, HOME unset, a working directory of its own
     readonly  made to be mounted read-only; it has no folder that a program could write to
 
-Each is a folder, and by `layout`, `oci_archive` and `docker_archive` an image file. They are built once and kept under
-~/.cache/sandman/roots; a change of a recipe is a new VERSION and so a new folder. Treat them as read-only: tests share them. A root
-to be changed comes from `copy_of`.
+Each is a folder, in which all belongs to who built it, and by `layout`, `oci_archive` and `docker_archive` an image file, in which
+owners are as they should be. They are built once and kept under ~/.cache/sandman/roots; a change of a recipe is a new VERSION and so a
+new folder. Tests share them and must not change them: a root to be changed comes from `copy_of`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Final
 from tests.debian_packages import MERGED, Packages, unpack
 from tests.image_files import Config, write_docker_archive, write_layout, write_oci_archive
 
-VERSION: Final = "1"
+VERSION: Final = "2"
 PATH_VARIABLE: Final = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAMES: Final = ("musl", "empty", "debian", "nonroot", "readonly")
 
@@ -152,7 +152,7 @@ def _musl(target: Path) -> None:
 
 
 def _empty(target: Path) -> None:
-    _tool(target, name="tool")
+    _tool(target, name="busybox")
 
 
 def _debian(target: Path) -> None:
@@ -177,8 +177,6 @@ def _nonroot(target: Path) -> None:
     (target / "tmp").mkdir()
     (target / "tmp").chmod(0o1777)
     (target / "srv/work").mkdir(parents=True)
-    if os.geteuid() == 0:
-        os.chown(target / "srv/work", 1000, 1000)
 
 
 def _readonly(target: Path) -> None:
@@ -188,7 +186,7 @@ def _readonly(target: Path) -> None:
 
 RECIPES: Final[dict[str, tuple[Callable[[Path], None], Config]]] = {
     "musl": (_musl, Config(env=(PATH_VARIABLE, "FLAVOUR=musl"), workdir="/root")),
-    "empty": (_empty, Config(entrypoint=("/tool", "true"))),
+    "empty": (_empty, Config(entrypoint=("/busybox", "true"))),
     "debian": (_debian, Config(env=(PATH_VARIABLE,))),
     "nonroot": (
         _nonroot,
