@@ -102,7 +102,7 @@ def build_daemon(root: Path) -> Path:
         "GOFLAGS": "-buildvcs=false -trimpath",
     }
     scratch = target.with_name(f".sandmand.{os.getpid()}")
-    command = [go, "build", "-ldflags=-s -w", "-o", str(scratch), "./cmd/sandmand"]
+    command = [go, "build", "-ldflags=-s -w", "-o", str(scratch), "."]
     try:
         subprocess.run(command, cwd=source, env=environment, check=True, timeout=900)
         # Renamed into place: a running sandbox may have the old file mapped, and writing into it would fail (ETXTBSY).
