@@ -76,6 +76,13 @@ def _read(path: str | Path) -> str:
         return ""
 
 
+def _program(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115
+    except OSError:
+        return ""
+
+
 def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
 
@@ -214,13 +221,15 @@ class Service:
         ]
 
     def sandbox_processes(self) -> list[str]:
-        """Processes inside sandboxes: their mount namespace shows the storage folder. So do bwrap's own."""
+        """Processes inside sandboxes, whose mount namespace shows the storage folder, and the bwraps outside that hold them."""
         storage = str(self.storage)
         host = _read("/proc/self/mountinfo")
         found = []
         for pid in _all_pids():
             seen = _read(f"/proc/{pid}/mountinfo")
-            if storage in seen and seen != host and not is_zombie(pid):
+            if ((storage in seen and seen != host) or _program(pid).startswith(storage)) and not is_zombie(
+                pid
+            ):
                 found.append(describe(pid))
         return found
 
