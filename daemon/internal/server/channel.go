@@ -204,7 +204,10 @@ func (ch *channel) sendSome(index int, s *spool.Spool) (bool, error) {
 }
 
 // held is up to where the client surely has the stream: what is under way may be lost with the connection.
-func (ch *channel) held(index int) int64 { return max(ch.offsets[index]-min(ch.window, 1<<20), 0) }
+func (ch *channel) held(index int) int64 {
+	output := [2]*execs.Output{ch.exec.Stdout, ch.exec.Stderr}[index]
+	return max(ch.offsets[index]-min(ch.window, 1<<20, output.Spool.Lag()), 0)
+}
 
 func (ch *channel) tellEnd() {
 	out := strconv.AppendUint([]byte(`{"op":"exit","ch":`), uint64(ch.id), 10)

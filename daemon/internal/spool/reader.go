@@ -68,6 +68,16 @@ func (s *Spool) roomNow() int64 {
 	if held < 0 {
 		return 1 << 40
 	}
-	usable := s.tail - min(slackBytes, s.tail/2)
-	return max(held, s.kept, min(s.head, s.total)) + usable - s.total
+	return max(held, s.kept, min(s.head, s.total)) + s.usable() - s.total
+}
+
+// usable of the tail may be filled with what a blocking reader has not had yet.
+func (s *Spool) usable() int64 { return s.tail - min(slackBytes, s.tail/2) }
+
+// Lag is how far behind what was sent a reader may hold, so that the writer still has room: all of usable held for what
+// is under way would be a deadlock, because only new output makes the reader ask for more.
+func (s *Spool) Lag() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.usable() / 2
 }
