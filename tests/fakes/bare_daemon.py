@@ -51,7 +51,7 @@ def start_daemon(folder: Path, **settings: object) -> BareDaemon:
             **settings,
         }
         process = subprocess.Popen(
-            [str(ROOT / "daemon" / "bin" / "sandmand"), "serve"],
+            [os.environ.get("SANDMAN_DAEMON_PATH", str(ROOT / "daemon" / "bin" / "sandmand")), "serve"],
             env={"SANDMAND_CONFIG": json.dumps(config), "PATH": os.environ["PATH"], "HOME": str(folder)},
             pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL,

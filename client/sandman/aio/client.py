@@ -173,12 +173,13 @@ class AsyncClient:
         self._closed = True
         # Half the time for what was begun (deletes of cancelled creates), half for the goodbyes.
         half = self.settings.timeouts.close / 2
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=half)
+        tasks = self._tasks - {asyncio.current_task()}  # `async with` runs even this method as one of them
+        if tasks:
+            await asyncio.wait(tasks, timeout=half)
         closing = [asyncio.ensure_future(link.close()) for link in self._links]
         closing += [asyncio.ensure_future(self._leases.close())]
         _, late = await asyncio.wait(closing, timeout=half)
-        for task in (*late, *self._tasks):
+        for task in (*late, *tasks):
             task.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(half):
