@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"syscall"
@@ -263,4 +264,21 @@ func TestAPanicStaysThePanicOfItsCaller(t *testing.T) {
 		}
 	}()
 	_ = (&rights{Identity{UID: 1000, GID: 1000}}).do(func() error { panic("cause") })
+}
+
+func TestARunningProgramCanBeReplaced(t *testing.T) {
+	asRoot(t)
+	s := start(t, asUser1000)
+	content, err := os.ReadFile("/bin/sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.want(201, "PUT", "/v1/files", q("path", "program", "mode", "755"), string(content))
+	running := exec.Command(s.at("program"), "60")
+	if err := running.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = running.Process.Kill(); _ = running.Wait() }()
+	s.refused(409, "busy", "PUT", "/v1/files", q("path", "program", "append", "true"), "x")
+	s.want(200, "PUT", "/v1/files", q("path", "program"), "new")
 }

@@ -19,7 +19,10 @@ const (
 	oPath             = 0x200000
 	oTmpfile          = 0x400000 | syscall.O_DIRECTORY
 	renameNoReplace   = 1
+	atEAccess         = 0x200
+	writeOK           = 2
 	sysOpenat2        = 437 // the same on every architecture, as all calls since Linux 5
+	sysFaccessat2     = 439
 	resolveBeneath    = 0x08
 	resolveNoMagic    = 0x02
 	utimeOmit         = (1 << 30) - 2
@@ -88,6 +91,20 @@ func statat(dir int, name string, flags int) (syscall.Stat_t, error) {
 		return errno
 	})
 	return st, err
+}
+
+// mayWrite asks whether writing would be allowed, without opening: on an overlay, opening a file of the image
+// for writing copies all of it first. It answers for the effective ids of the current thread.
+func mayWrite(dir int, name string) error {
+	text, err := syscall.BytePtrFromString(name)
+	if err != nil {
+		return err
+	}
+	return retry(func() syscall.Errno {
+		_, _, errno := syscall.Syscall6(sysFaccessat2, uintptr(dir), uintptr(unsafe.Pointer(text)), writeOK,
+			atEAccess|atSymlinkNofollow, 0, 0)
+		return errno
+	})
 }
 
 func fstat(fd int) (syscall.Stat_t, error) {

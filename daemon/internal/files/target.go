@@ -80,15 +80,22 @@ func (t *target) checkWritable() error {
 	if err := regularOnly(t.st, t.path); err != nil {
 		return err
 	}
-	fd, err := openat(t.dir, t.name, syscall.O_WRONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
-	if err == syscall.ETXTBSY {
-		return nil // a running program cannot be written, but it can be replaced
-	}
+	fd, err := openat(t.dir, t.name, oPath|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}
 	t.pseudo = isPseudo(fd)
-	return syscall.Close(fd)
+	_ = syscall.Close(fd)
+	err = mayWrite(t.dir, t.name)
+	if err == syscall.ENOSYS || err == syscall.EPERM { // the kernel does not know, or a seccomp filter does not
+		if fd, err = openat(t.dir, t.name, syscall.O_WRONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0); err == nil {
+			_ = syscall.Close(fd)
+		}
+	}
+	if err == syscall.ETXTBSY {
+		return nil // a running program cannot be written, but it can be replaced
+	}
+	return err
 }
 
 // openFolder opens a folder without needing read permission. With parents, what is missing at the end of
