@@ -1,91 +1,80 @@
 package files
 
-// JSON request bodies. encoding/json repairs what is no text (broken UTF-8, lone surrogates) into U+FFFD,
-// which for a file name means another file: such bodies are refused.
+// JSON request bodies, decoded by the daemon's one strict reader: what is no text is refused, where
+// encoding/json would repair it into U+FFFD, which for a file name means another file.
 
 import (
-	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
-	"strconv"
-	"unicode/utf16"
-	"unicode/utf8"
+	"slices"
+	"strings"
 
 	"sandman.dev/daemon/internal/problem"
+	"sandman.dev/daemon/internal/wire"
 )
 
 // maxJSONBytes holds two paths of 4 KiB with every byte escaped, and some.
 const maxJSONBytes = 64 << 10
 
-func readJSON(r *http.Request, into any) error {
+type members struct{ wire.Object }
+
+// readJSON reads the request's object; members that are not known are refused.
+func readJSON(r *http.Request, known ...string) (members, error) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxJSONBytes+1))
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return members{}, &problem.Problem{Slug: "incomplete-request", Title: "The body ended early", Status: http.StatusBadRequest}
+	case err != nil:
+		return members{}, &problem.Problem{Slug: "invalid-request", Title: "The body could not be read", Status: http.StatusBadRequest}
+	case len(body) > maxJSONBytes:
+		return members{}, &problem.Problem{Slug: "request-too-large", Title: "The request is too large",
+			Status: http.StatusRequestEntityTooLarge}
+	}
+	object, err := wire.ParseObject(body)
 	if err != nil {
-		return &problem.Problem{Slug: "invalid-request", Title: "The body could not be read", Status: http.StatusBadRequest,
-			Detail: err.Error(), Retryable: true}
+		return members{}, err
 	}
-	if len(body) > maxJSONBytes {
-		return &problem.Problem{Slug: "too-large", Title: "The body is too large", Status: http.StatusRequestEntityTooLarge}
-	}
-	if err := checkText(body); err != nil {
-		return problem.Invalid("body", err.Error())
-	}
-	decoder := json.NewDecoder(bytes.NewReader(body))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(into); err != nil {
-		var wrongType *json.UnmarshalTypeError
-		if errors.As(err, &wrongType) && wrongType.Field != "" {
-			return problem.Invalid(wrongType.Field, "must be a "+wrongType.Type.String()+", not "+wrongType.Value)
+	for name := range object {
+		if !slices.Contains(known, name) {
+			return members{}, problem.Invalid(strings.ToValidUTF8(name, "\uFFFD"), "unknown field; known here: "+strings.Join(known, ", "))
 		}
-		return problem.Invalid("body", err.Error())
 	}
-	if _, err := decoder.Token(); err != io.EOF {
-		return problem.Invalid("body", "more follows after the JSON object")
-	}
-	return nil
+	return members{object}, nil
 }
 
-// checkText tells whether every string of a JSON text is real text.
-func checkText(body []byte) error {
-	if !utf8.Valid(body) {
-		return errors.New("is no UTF-8; names that are none go into the members ending in _b64")
+// text is a member that may be left out or null: then it is "".
+func (m members) text(field string) (string, error) {
+	value, given := m.Object[field]
+	if !given || string(value) == "null" {
+		return "", nil
 	}
-	for i := 0; i < len(body); i++ {
-		if body[i] != '\\' {
-			continue
-		}
-		unit, ok := escapedUnit(body[i:])
-		if !ok {
-			i++ // another escape: its second byte is no backslash of its own
-			continue
-		}
-		i += 5
-		if !utf16.IsSurrogate(unit) {
-			continue
-		}
-		low, ok := escapedUnit(body[i+1:])
-		if !ok || utf16.DecodeRune(unit, low) == utf8.RuneError {
-			return errors.New("holds a lone surrogate, which is no text")
-		}
-		i += 6
-	}
-	return nil
+	return wire.Text(field, value)
 }
 
-func escapedUnit(text []byte) (rune, bool) {
-	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
-		return 0, false
+func (m members) flag(field string, otherwise bool) (bool, error) {
+	value, given := m.Object[field]
+	if !given || string(value) == "null" {
+		return otherwise, nil
 	}
-	unit, err := strconv.ParseUint(string(text[2:6]), 16, 16)
-	return rune(unit), err == nil
+	var set bool
+	if json.Unmarshal(value, &set) != nil {
+		return false, problem.Invalid(field, "must be true or false")
+	}
+	return set, nil
 }
 
-// jsonPath picks the text or the base64 form of a path; exactly one must be given.
-func jsonPath(field, text, b64 string) (string, error) {
-	if b64 == "" {
-		return text, checkPath(field, text)
+// path is a member's text, or the bytes of its twin ending in _b64; exactly one must be given.
+func (m members) path(field string) (string, error) {
+	text, err := m.text(field)
+	if err != nil {
+		return "", err
+	}
+	b64, err := m.text(field + "_b64")
+	if err != nil || b64 == "" {
+		return text, errors.Join(err, checkPath(field, text))
 	}
 	if text != "" {
 		return "", problem.Invalid(field, "give "+field+" or "+field+"_b64, not both")

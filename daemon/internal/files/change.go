@@ -65,31 +65,23 @@ func (h *Handler) remove(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-type moveRequest struct {
-	From      string `json:"from"`
-	FromB64   string `json:"from_b64"`
-	To        string `json:"to"`
-	ToB64     string `json:"to_b64"`
-	Overwrite bool   `json:"overwrite"`
-	Parents   *bool  `json:"parents"`
-	User      string `json:"user"`
-}
-
 func (h *Handler) move(w http.ResponseWriter, r *http.Request) error {
-	var request moveRequest
-	if err := readJSON(r, &request); err != nil {
-		return err
-	}
-	from, err := jsonPath("from", request.From, request.FromB64)
+	request, err := readJSON(r, "from", "from_b64", "to", "to_b64", "overwrite", "parents", "user")
 	if err != nil {
 		return err
 	}
-	to, err := jsonPath("to", request.To, request.ToB64)
+	from, err := request.path("from")
 	if err != nil {
 		return err
 	}
-	as, err := h.rightsOf(request.User)
+	to, err := request.path("to")
 	if err != nil {
+		return err
+	}
+	overwrite, overwriteErr := request.flag("overwrite", false)
+	parents, parentsErr := request.flag("parents", true)
+	as, rightsErr := h.rightsIn(request)
+	if err := errors.Join(overwriteErr, parentsErr, rightsErr); err != nil {
 		return err
 	}
 	from = trimSlashes(absolute(h.options.DefaultDir, from))
@@ -103,13 +95,13 @@ func (h *Handler) move(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		blamed = to
-		place, err := newPlace(to, request.Parents == nil || *request.Parents)
+		place, err := newPlace(to, parents)
 		if err != nil {
 			return err
 		}
 		defer place.close()
 		flags := renameNoReplace
-		if request.Overwrite {
+		if overwrite {
 			flags = 0
 		}
 		err = renameat2(atFDCWD, from, place.dir, place.name, flags)
@@ -120,7 +112,7 @@ func (h *Handler) move(w http.ResponseWriter, r *http.Request) error {
 			err = renameat2(atFDCWD, from, place.dir, place.name, 0)
 		}
 		if errors.Is(err, syscall.EXDEV) {
-			err = moveAcross(r.Context(), from, place, request.Overwrite)
+			err = moveAcross(r.Context(), from, place, overwrite)
 		}
 		if err != nil {
 			return err
@@ -156,35 +148,29 @@ func newPlace(path string, parents bool) (*target, error) {
 	return place, nil
 }
 
-type mkdirRequest struct {
-	Path    string `json:"path"`
-	PathB64 string `json:"path_b64"`
-	Mode    string `json:"mode"`
-	Parents *bool  `json:"parents"`
-	User    string `json:"user"`
-}
-
 // mkdir with parents (the default) is idempotent, as mkdir -p is.
 func (h *Handler) mkdir(w http.ResponseWriter, r *http.Request) error {
-	var request mkdirRequest
-	if err := readJSON(r, &request); err != nil {
+	request, err := readJSON(r, "path", "path_b64", "mode", "parents", "user")
+	if err != nil {
 		return err
 	}
-	path, err := jsonPath("path", request.Path, request.PathB64)
+	path, err := request.path("path")
 	if err != nil {
 		return err
 	}
 	mode := uint32(0o755)
-	if request.Mode != "" {
-		if mode, err = parseMode("mode", request.Mode); err != nil {
+	if text, err := request.text("mode"); err != nil {
+		return err
+	} else if text != "" {
+		if mode, err = parseMode("mode", text); err != nil {
 			return err
 		}
 	}
-	as, err := h.rightsOf(request.User)
-	if err != nil {
+	parents, parentsErr := request.flag("parents", true)
+	as, rightsErr := h.rightsIn(request)
+	if err := errors.Join(parentsErr, rightsErr); err != nil {
 		return err
 	}
-	parents := request.Parents == nil || *request.Parents
 	full := trimSlashes(absolute(h.options.DefaultDir, path))
 	var entry Entry
 	created := false
@@ -223,51 +209,43 @@ func (h *Handler) mkdir(w http.ResponseWriter, r *http.Request) error {
 	return answerEntry(w, entry, created)
 }
 
-type linkRequest struct {
-	Target    string `json:"target"`
-	TargetB64 string `json:"target_b64"`
-	Path      string `json:"path"`
-	PathB64   string `json:"path_b64"`
-	Symbolic  *bool  `json:"symbolic"`
-	Overwrite bool   `json:"overwrite"`
-	Parents   *bool  `json:"parents"`
-	User      string `json:"user"`
-}
-
 // link makes a symbolic link (its target is text, kept as it is) or a hard one (its target is a path).
 func (h *Handler) link(w http.ResponseWriter, r *http.Request) error {
-	var request linkRequest
-	if err := readJSON(r, &request); err != nil {
-		return err
-	}
-	linked, err := jsonPath("target", request.Target, request.TargetB64)
+	request, err := readJSON(r, "target", "target_b64", "path", "path_b64", "symbolic", "overwrite", "parents", "user")
 	if err != nil {
 		return err
 	}
-	path, err := jsonPath("path", request.Path, request.PathB64)
+	linked, err := request.path("target")
 	if err != nil {
 		return err
 	}
-	as, err := h.rightsOf(request.User)
+	path, err := request.path("path")
 	if err != nil {
+		return err
+	}
+	symbolic, symbolicErr := request.flag("symbolic", true)
+	overwrite, overwriteErr := request.flag("overwrite", false)
+	parents, parentsErr := request.flag("parents", true)
+	as, rightsErr := h.rightsIn(request)
+	if err := errors.Join(symbolicErr, overwriteErr, parentsErr, rightsErr); err != nil {
 		return err
 	}
 	full := trimSlashes(absolute(h.options.DefaultDir, path))
 	var entry Entry
 	err = as.do(func() error {
-		place, err := newPlace(full, request.Parents == nil || *request.Parents)
+		place, err := newPlace(full, parents)
 		if err != nil {
 			return err
 		}
 		defer place.close()
 		makeAt := func(name string) error {
-			if request.Symbolic == nil || *request.Symbolic {
+			if symbolic {
 				return symlinkat(linked, place.dir, name)
 			}
 			return linkat(atFDCWD, absolute(h.options.DefaultDir, linked), place.dir, name, 0)
 		}
 		err = makeAt(place.name)
-		if errors.Is(err, syscall.EEXIST) && request.Overwrite {
+		if errors.Is(err, syscall.EEXIST) && overwrite {
 			err = replaceBy(place.dir, place.name, makeAt)
 		}
 		if err != nil {
@@ -298,4 +276,12 @@ func replaceBy(dir int, name string, makeAt func(name string) error) error {
 	// Between two names of one file rename does nothing and succeeds: the temporary name is still there.
 	_ = unlinkat(dir, temporary, 0)
 	return err
+}
+
+func (h *Handler) rightsIn(request members) (*rights, error) {
+	user, err := request.text("user")
+	if err != nil {
+		return nil, err
+	}
+	return h.rightsOf(user)
 }

@@ -125,14 +125,18 @@ func TestPathsThatCannotBe(t *testing.T) {
 		}
 	}
 	for text, field := range map[string]any{
-		`{"from":"a\u0000","to":"b"}`: "from", `{"from":"a","to":""}`: "to", `{"from":"a","to":"\ud800"}`: "body", "{\"from\":\"\xff\"}": "body",
-		`{"from":1,"to":"b"}`: "from", `{"from":"a","to":"b","x":1}`: "body", `not json`: "body", `{"from":"a","to":"b"}{}`: "body", ``: "body",
-		`{"from":"a","from_b64":"YQ==","to":"b"}`: "from", `{"from_b64":"?","to":"b"}`: "from_b64", `[]`: "body",
+		`{"from":"a\u0000","to":"b"}`: "from", `{"from":"a","to":""}`: "to", `{"from":"a","to":"\ud800"}`: "to", "{\"from\":\"\xff\"}": "",
+		`{"from":1,"to":"b"}`: "from", `{"from":"a","to":"b","x":1}`: "x", `{"FROM":"a","to":"b"}`: "FROM",
+		`{"from":"a","from_b64":"YQ==","to":"b"}`: "from", `{"from_b64":"?","to":"b"}`: "from_b64", `{"from":"a","to":"b","overwrite":1}`: "overwrite",
 	} {
 		if got := s.refused(422, "invalid-request", "POST", "/v1/files/move", nil, text); got["field"] != field {
 			t.Errorf("%s: field %v", text, got["field"])
 		}
 	}
+	for _, text := range []string{`not json`, `{"from":"a","to":"b"}{}`, ``, `[]`, `null`} {
+		s.refused(400, "invalid-json", "POST", "/v1/files/move", nil, text)
+	}
+	s.refused(413, "request-too-large", "POST", "/v1/files/move", nil, `{"from":"`+strings.Repeat("a", maxJSONBytes)+`"}`)
 	s.refused(404, "no-such-call", "GET", "/v1/files/other", nil, "")
 	s.refused(405, "method-not-allowed", "POST", "/v1/files", nil, "")
 }
