@@ -197,11 +197,13 @@ class Wire(asyncio.Protocol):
     async def _more(self) -> None:
         if self.closed:
             raise self._lost()
-        self._arrived = asyncio.get_running_loop().create_future()
+        arrived = self._arrived = asyncio.get_running_loop().create_future()
         try:
-            await self._arrived
+            await arrived
         finally:
-            self._arrived = None
+            # A cancelled wait ends one turn of the loop later, when the next one may have begun already.
+            if self._arrived is arrived:
+                self._arrived = None
 
     def _wake(self) -> None:
         if self._arrived is not None and not self._arrived.done():
