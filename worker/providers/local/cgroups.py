@@ -20,12 +20,22 @@ CPU_QUOTA_US_MIN = 1_000
 """The kernel refuses less."""
 
 
+DAEMON_PIDS = 64
+"""Processes and threads beyond what was asked for. Commands are held to what was asked for by the daemon, with RLIMIT_NPROC; the
+rest is the daemon's own: its runtime would end it if it could not start a thread because a fork bomb took the last one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     memory_bytes: int
     cpu: float
     pids: int
+    """What commands may use."""
     disk_bytes: int
+
+    @property
+    def pids_in_all(self) -> int:
+        return self.pids + DAEMON_PIDS
 
 
 def make(bases: Bases, sandbox_id: str, limits: Limits) -> list[Path]:
@@ -46,7 +56,7 @@ def limit_files(controller: str, version: str, limits: Limits) -> list[tuple[str
     """(file, value, required) in the order to write them. Not required: files that only some kernels have."""
     quota = max(CPU_QUOTA_US_MIN, round(limits.cpu * CPU_PERIOD_US))
     if controller == "pids":
-        return [("pids.max", str(limits.pids), True)]
+        return [("pids.max", str(limits.pids_in_all), True)]
     if version == "cgroup-v2":
         if controller == "memory":
             return [

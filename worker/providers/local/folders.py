@@ -97,3 +97,10 @@ def give(path: Path, folders: Folders) -> None:
     """Hand one file, link or folder to the sandboxes' uid; the service's own user needs no such gift."""
     if folders.as_root:
         os.lchown(path, folders.uid, folders.gid)
+
+
+def make_given(path: Path, folders: Folders, mode: int = 0o755) -> None:
+    """A new folder of the sandboxes' uid, with that mode whatever the umask: it is what a sandbox sees."""
+    path.mkdir()
+    path.chmod(mode)
+    give(path, folders)

@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.providers.local.folders import Folders, give, make_passable
+from worker.providers.local.folders import Folders, give, make_given, make_passable
 from worker.providers.local.removal import remove_tree
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 """Part of the key: raise it when the layers are built differently."""
 BIG_TREES = ("usr", "opt")
 LIBRARY_NAMES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -146,8 +146,7 @@ def _mountinfo() -> str:
 
 
 def _skeleton(source: Path, target: Path, folders: Folders, hidden: tuple[Path, ...]) -> None:
-    target.mkdir(mode=0o755)
-    give(target, folders)
+    make_given(target, folders)
     todo = [(str(source), str(target))]
     masked = {str(path) for path in hidden}
     me = os.geteuid()
@@ -171,6 +170,7 @@ def _skeleton(source: Path, target: Path, folders: Folders, hidden: tuple[Path, 
             except FileNotFoundError:
                 continue
             os.mkdir(mirror, 0o755)  # noqa: PTH102  (some ten thousand of them)
+            os.chmod(mirror, 0o755)  # noqa: PTH101
             if folders.as_root:
                 os.chown(mirror, folders.uid, folders.gid)
             todo.append((entry.path, mirror))
@@ -203,15 +203,11 @@ def _walk(top: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _root_layer(root: Path, folders: Folders) -> None:
-    root.mkdir(mode=0o755)
-    give(root, folders)
+    make_given(root, folders)
     for name, mode in FRESH.items():
-        (root / name).mkdir()
-        (root / name).chmod(mode)
-        give(root / name, folders)
+        make_given(root / name, folders, mode)
     for tree in host_trees():
-        (root / tree).mkdir(mode=0o755)
-        give(root / tree, folders)
+        make_given(root / tree, folders)
     for name in LIBRARY_NAMES:
         if Path("/", name).is_symlink():
             _link(os.readlink(Path("/", name)), root / name, folders)  # noqa: PTH115  (Path would tidy the text)
@@ -222,8 +218,7 @@ def _root_layer(root: Path, folders: Folders) -> None:
 
 
 def _copy_etc(target: Path, folders: Folders) -> None:
-    target.mkdir(mode=0o755)
-    give(target, folders)
+    make_given(target, folders)
     for path, found in _walk(Path("/etc")):
         copy = target / path.relative_to("/etc")
         if is_denied(path.name) or not copy.parent.is_dir():
@@ -232,8 +227,7 @@ def _copy_etc(target: Path, folders: Folders) -> None:
             _link(os.readlink(path), copy, folders)  # noqa: PTH115  (Path would tidy the text)
         elif stat.S_ISDIR(found.st_mode):
             if found.st_mode & stat.S_IXOTH and found.st_mode & stat.S_IROTH:
-                copy.mkdir(mode=0o755)
-                give(copy, folders)
+                make_given(copy, folders)
         elif stat.S_ISREG(found.st_mode) and found.st_mode & stat.S_IROTH:
             _copy_public(path, copy, found, folders)
 
@@ -256,29 +250,42 @@ def _copy_public(path: Path, copy: Path, found: os.stat_result, folders: Folders
 
 
 def _write_accounts(etc: Path, folders: Folders) -> None:
-    """An account for uid 1000, which images and callers ask for by habit, and password files without passwords for the tools that
-    change accounts."""
-    passwd = etc / "passwd"
-    users = passwd.read_text(errors="replace") if passwd.exists() else "root:x:0:0:root:/root:/bin/sh\n"
-    if not any(line.split(":")[2:3] == ["1000"] for line in users.splitlines()):
-        users += "user:x:1000:1000:user:/home/user:/bin/sh\n"
-    group = etc / "group"
-    groups = group.read_text(errors="replace") if group.exists() else "root:x:0:\n"
-    if not any(line.split(":")[2:3] == ["1000"] for line in groups.splitlines()):
-        groups += "user:x:1000:\n"
-    names = [line.split(":")[0] for line in users.splitlines() if ":" in line]
-    shadow = "".join(f"{name}:*:19000:0:99999:7:::\n" for name in names)
-    gshadow = "".join(f"{line.split(':')[0]}:*::\n" for line in groups.splitlines() if ":" in line)
-    for path, text, mode in (
-        (passwd, users, 0o644),
-        (group, groups, 0o644),
-        (etc / "shadow", shadow, 0o600),
-        (etc / "gshadow", gshadow, 0o600),
-        (etc / "machine-id", "", 0o444),
+    """The system's accounts but not those of people, one for uid 1000, which images and callers ask for by habit, and password files
+    without passwords for the tools that change accounts."""
+    users = system_accounts(_lines(etc / "passwd")) or ["root:x:0:0:root:/root:/bin/sh"]
+    groups = system_accounts(_lines(etc / "group")) or ["root:x:0:"]
+    users.append("user:x:1000:1000:user:/home/user:/bin/sh")
+    # Members of a group may be people.
+    groups = [":".join([*line.split(":")[:3], ""]) for line in groups] + ["user:x:1000:"]
+    shadow = [f"{line.split(':')[0]}:*:19000:0:99999:7:::" for line in users]
+    gshadow = [f"{line.split(':')[0]}:*::" for line in groups]
+    for name, lines, mode in (
+        ("passwd", users, 0o644),
+        ("group", groups, 0o644),
+        ("shadow", shadow, 0o600),
+        ("gshadow", gshadow, 0o600),
+        ("machine-id", [], 0o444),
     ):
-        path.write_text(text)
+        path = etc / name
+        path.write_text("".join(f"{line}\n" for line in lines))
         path.chmod(mode)
         give(path, folders)
+    for name in ("passwd-", "group-", "subuid", "subgid", "subuid-", "subgid-"):
+        (etc / name).unlink(missing_ok=True)
+
+
+def system_accounts(lines: list[str]) -> list[str]:
+    """Of passwd or group: distributions number people from 1000 on, and "nobody" is 65534."""
+    kept = []
+    for line in lines:
+        fields = line.split(":")
+        if len(fields) >= 3 and fields[2].isdigit() and (int(fields[2]) < 1000 or fields[2] == "65534"):
+            kept.append(line)
+    return kept
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
 
 
 def _link(target: str, path: Path, folders: Folders) -> None:

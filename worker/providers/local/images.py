@@ -30,7 +30,7 @@ from worker.providers.local.archives import (
 )
 from worker.providers.local.catalogue import Catalogue, Source
 from worker.providers.local.errors import ImageInvalid, ImageNotFound, LocalError
-from worker.providers.local.folders import Folders, give, make_passable
+from worker.providers.local.folders import Folders, make_given, make_passable
 from worker.providers.local.options import LocalOptions
 from worker.providers.local.removal import remove_tree
 from worker.providers.local.state import ids_with_state, load, locked
@@ -118,8 +118,7 @@ class ImageStore:
 
     def _fill(self, source: Source, draft: Path, budget: Budget) -> ImageConfig:
         root = draft / "root"
-        root.mkdir(mode=0o755)
-        give(root, self._folders)
+        make_given(root, self._folders)
         try:
             if source.kind == "folder":
                 copy_tree(source.path, root, self._folders, budget)

@@ -1,13 +1,15 @@
 """From a prepared workspace to a running daemon.
 
 Each step is written into the sandbox's state before the next one, so that whoever finds the state later knows how far it came; the
-process that the state names cannot run before it is named there, limited and in its cgroups.
+process that the state names cannot run before it is named there, limited and in its cgroups. The daemon's configuration comes last:
+without it the daemon ends, so a launch that was killed half way, or whose supervisor was, ends by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import time
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from worker.providers.local.arguments import DAEMON_INSIDE, SandboxPlan, bwrap_a
 from worker.providers.local.cgroups import Limits
 from worker.providers.local.errors import Interrupted, LaunchFailed
 from worker.providers.local.gate import hold
-from worker.providers.local.processes import name_of, reference, wait_ended
+from worker.providers.local.processes import name_of, parent_of, reference, wait_ended
 from worker.providers.local.state import SandboxState
 from worker.providers.local.status import Report, log_tail, read_report
 from worker.providers.local.workspace import Workspace, open_log, open_status
@@ -41,14 +43,17 @@ class Launch:
     bwrap: Path
     socket_path: Path
     config: dict[str, object]
-    """The daemon's, without `listen`."""
+    """The daemon's, without `listen`. It goes through a pipe: it never lies on a disk or in an argument list, and a daemon whose maker
+    was killed reads nothing and ends."""
     limits: Limits
     cgroups: list[Path]
     user: tuple[int, int] | None
+    service_parent: int
+    """Who this process's parent was when the service started."""
 
 
 def start(launch: Launch, note: Callable[[SandboxState], None], state: SandboxState) -> SandboxState:
-    """Run it up to the daemon's first instruction. Raises LocalError, OSError; the caller tears down."""
+    """Run it until the daemon has its configuration. Raises LocalError, OSError; the caller tears down."""
     with contextlib.ExitStack() as stack:
 
         def own(fd: int) -> int:
@@ -56,8 +61,13 @@ def start(launch: Launch, note: Callable[[SandboxState], None], state: SandboxSt
             return fd
 
         listener = stack.enter_context(listen(launch.socket_path))
-        config = own(_memory_file(launch.config, listener.fileno()))
-        status, log = own(open_status(launch.workspace)), own(open_log(launch.workspace))
+        config_read, config_write = os.pipe2(os.O_CLOEXEC)
+        config, status, log = (
+            own(config_read),
+            own(open_status(launch.workspace)),
+            own(open_log(launch.workspace)),
+        )
+        lifeline = stack.enter_context(os.fdopen(config_write, "wb", buffering=0))
         plan = replace(launch.plan, status_fd=status, config_fd=config)
         with hold(
             bwrap_argv(launch.bwrap, plan),
@@ -66,6 +76,7 @@ def start(launch: Launch, note: Callable[[SandboxState], None], state: SandboxSt
             ulimits=rlimits.for_shell(state.enforced, launch.limits),
             user=launch.user,
         ) as gate:
+            supervisor = parent_of(gate.process.pid)
             state = msgspec.structs.replace(
                 state, phase="launching", pid=gate.process.pid, ticks=gate.process.ticks
             )
@@ -74,6 +85,12 @@ def start(launch: Launch, note: Callable[[SandboxState], None], state: SandboxSt
             rlimits.prefer_for_oom(gate.process.pid)
             gate.open()
             report = wait_started(state, launch.workspace.path)
+        # By now both of bubblewrap's processes have asked to die with their parents. If the supervisor died before that, nobody
+        # will ever end them: so a daemon gets its configuration only while everything above it is still in place.
+        if parent_of(state.pid) != supervisor or os.getppid() != launch.service_parent:
+            raise LaunchFailed("the supervisor has ended")
+        content = msgspec.json.encode({**launch.config, "listen": f"fd:{listener.fileno()}"})
+        _write_all(lifeline.fileno(), content)
     return finish(state, report, launch.limits)
 
 
@@ -126,15 +143,18 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def _memory_file(config: dict[str, object], listener: int) -> int:
-    """The configuration as an anonymous file: it never lies on a disk or in an argument list."""
-    fd = os.memfd_create("sandman-config", os.MFD_CLOEXEC)
-    try:
-        content = msgspec.json.encode({**config, "listen": f"fd:{listener}"})
-        while content:
+def _write_all(fd: int, content: bytes) -> None:
+    """Raises LaunchFailed when the reader is gone, Interrupted when it does not read."""
+    os.set_blocking(fd, False)
+    deadline = time.monotonic() + START_SECONDS
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    while content:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise Interrupted("the sandbox's daemon does not read its configuration")
+        try:
             content = content[os.write(fd, content) :]
-        os.lseek(fd, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+        except BlockingIOError:
+            continue
+        except BrokenPipeError as error:
+            raise LaunchFailed("the sandbox's daemon ended at once") from error

@@ -62,7 +62,7 @@ def apply_inside(pid: int, enforced: dict[str, str], limits: Limits) -> dict[str
     if enforced["pids"] != "rlimit":
         return enforced
     try:
-        resource.prlimit(pid, resource.RLIMIT_NPROC, (limits.pids, limits.pids))
+        resource.prlimit(pid, resource.RLIMIT_NPROC, (limits.pids_in_all, limits.pids_in_all))
     except OSError:
         return {**enforced, "pids": "none"}
     return enforced

@@ -29,11 +29,13 @@ from worker.providers.local.removal import sweep
 from worker.providers.local.state import (
     SandboxState,
     bury,
+    draft_of,
     ids_with_state,
     is_buried,
     load,
     locked,
     new_state,
+    prune_locks,
     prune_tombstones,
     save,
 )
@@ -61,6 +63,7 @@ class Sandboxes:
         self._programs = programs
         self._bases = bases
         self._node = os.uname().nodename
+        self._parent = (os.getpid(), os.getppid())
 
     def create(self, record: Record, token_sha256: str, base: Base, config: ImageConfig) -> Placement:
         if not is_sandbox_id(record.id):
@@ -72,10 +75,10 @@ class Sandboxes:
                 raise ProviderError(Reason.BACKEND_ERROR, "this sandbox was deleted before it was made")
             state = load(folders, record.id)
             limits = self._limits(record)
-            if state is not None and state.phase in ("launching", "running") and state.process.alive():
-                with contextlib.suppress(LocalError):
-                    return self._adopt(state, limits)
+            if state is not None and state.phase == "running" and state.process.alive():
+                return Placement(state.address, state.enforced, self._node)
             if state is not None:
+                # Somebody was killed half way, or what was made has died since: nobody was told its address. Begin again.
                 tear_down(folders, bases, record.id, state)
             try:
                 state = self._launch(record, token_sha256, base, config, limits)
@@ -83,14 +86,6 @@ class Sandboxes:
                 with contextlib.suppress(LocalError, OSError):
                     tear_down(folders, bases, record.id, load(folders, record.id))
                 raise
-        return Placement(state.address, state.enforced, self._node)
-
-    def _adopt(self, state: SandboxState, limits: Limits) -> Placement:
-        """Finish what another process began and did not live to write down. Raises LocalError when it does not come up."""
-        if state.phase == "launching":
-            report = launch.wait_started(state, self._folders.sandbox(state.id))
-            state = launch.finish(state, report, limits)
-            save(self._folders, state)
         return Placement(state.address, state.enforced, self._node)
 
     def _launch(
@@ -143,10 +138,12 @@ class Sandboxes:
                     "deadline_seconds": lifetime_seconds(record),
                     "env": environment(base, config, account.home, spec.env),
                     "workdir": workdir,
+                    "max_processes": limits.pids if rlimits.counts_per_namespace() else 0,
                     **spool(limits),
                 },
                 limits=limits,
                 cgroups=joined,
+                service_parent=self._service_parent(),
                 user=(self._options.uid, self._options.gid) if self._options.as_root else None,
             ),
             functools.partial(save, folders),
@@ -154,6 +151,12 @@ class Sandboxes:
         )
         save(folders, running)
         return running
+
+    def _service_parent(self) -> int:
+        """This process's parent when it began; another one now means that the service around it is gone."""
+        if self._parent[0] != os.getpid():
+            self._parent = (os.getpid(), os.getppid())
+        return self._parent[1]
 
     def _limits(self, record: Record) -> Limits:
         spec = record.spec
@@ -217,6 +220,8 @@ class Sandboxes:
         places = [
             self._folders.sandbox(sandbox_id),
             self._folders.socket(sandbox_id),
+            # A state that was being written for the first time.
+            draft_of(self._folders, sandbox_id),
             *bases.sandbox_folders(sandbox_id),
         ]
         for path in places:
@@ -225,9 +230,10 @@ class Sandboxes:
         return None
 
     def sweep(self) -> None:
-        """Unlink what deletes left in the trash, and forget marks that are old enough."""
+        """Unlink what deletes left in the trash, forget marks that are old enough, and locks whose holders were killed."""
         sweep(self._folders.trash, time.monotonic() + SWEEP_SECONDS)
         prune_tombstones(self._folders)
+        prune_locks(self._folders)
 
 
 def spool(limits: Limits) -> dict[str, object]:

@@ -74,16 +74,19 @@ def load(folders: Folders, sandbox_id: str) -> SandboxState | None:
 
 def save(folders: Folders, state: SandboxState) -> None:
     """Atomic for whoever reads it. Not synced: it describes processes, which do not outlive the machine either."""
-    path = folders.state(state.id)
-    draft = path.with_suffix(".new")
+    draft = draft_of(folders, state.id)
     draft.write_bytes(msgspec.json.encode(state))
-    draft.rename(path)
+    draft.rename(folders.state(state.id))
 
 
 def forget(folders: Folders, sandbox_id: str) -> None:
-    path = folders.state(sandbox_id)
-    path.with_suffix(".new").unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
+    draft_of(folders, sandbox_id).unlink(missing_ok=True)
+    folders.state(sandbox_id).unlink(missing_ok=True)
+
+
+def draft_of(folders: Folders, sandbox_id: str) -> Path:
+    """Where a state is written before it takes its place; one is left when the writer is killed in between."""
+    return folders.state(sandbox_id).with_suffix(".new")
 
 
 def ids_with_state(folders: Folders) -> set[str]:
@@ -150,7 +153,7 @@ def prune_tombstones(folders: Folders) -> None:
 
 
 def prune_locks(folders: Folders) -> None:
-    """Remove lock files whose holders were killed. Called at start."""
+    """Remove lock files whose holders were killed."""
     for entry in list(os.scandir(folders.locks)):
         with contextlib.suppress(Interrupted), locked(folders.locks / entry.name, 0.0):
             pass

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 from pathlib import Path
 
-from worker.providers.local.folders import Folders, give, make_passable
+from worker.providers.local.folders import Folders, make_given, make_passable
 from worker.providers.local.removal import remove_tree
 
 
@@ -16,8 +16,7 @@ def trial_argv(bwrap: Path, folders: Folders, stack: contextlib.ExitStack) -> li
     make_passable(place, folders)
     stack.callback(remove_tree, place, folders.trash)
     for name in ("lower", "upper", "work"):
-        (place / name).mkdir(mode=0o755)
-        give(place / name, folders)
+        make_given(place / name, folders)
     argv = [str(bwrap), "--unshare-user", "--uid", "0", "--gid", "0", "--disable-userns"]
     argv += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--unshare-net"]
     argv += ["--cap-drop", "ALL", "--as-pid-1", "--die-with-parent", "--new-session"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.providers.local.errors import ImageInvalid, Interrupted
-from worker.providers.local.folders import Folders, give
+from worker.providers.local.folders import Folders, give, make_given
 from worker.providers.local.removal import remove_tree
 from worker.providers.local.rootfs import resolve
 
@@ -110,8 +110,7 @@ class Layers:
             missing.append(here)
             here = here.parent
         for path in reversed(missing):
-            path.mkdir(mode=0o755)
-            give(path, self._folders)
+            make_given(path, self._folders)
             self._added.add(path)
         self._parents[name] = folder
         return folder

@@ -5,6 +5,7 @@ What a sandbox writes lies in STORAGE/sandboxes/ID and nowhere else, so that rem
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from worker.providers.local.arguments import Overlay
 from worker.providers.local.errors import ImageInvalid
-from worker.providers.local.folders import Folders, give, make_passable
+from worker.providers.local.folders import Folders, give, make_given, make_passable
 from worker.providers.local.host import HostLayers
 from worker.providers.local.images import Image
 from worker.providers.local.rootfs import resolve
@@ -109,21 +110,14 @@ class Workspace:
                 mode = stat.S_IFDIR | 0o755
             if not stat.S_ISDIR(mode):
                 raise ImageInvalid(f"{path!r} is not a folder in the image")
-            try:
-                upper.mkdir()
-            except FileExistsError:
-                continue
-            upper.chmod(stat.S_IMODE(mode))
-            give(upper, self._folders)
+            with contextlib.suppress(FileExistsError):
+                make_given(upper, self._folders, stat.S_IMODE(mode))
         return upper
 
     def _overlay(self, target: str, name: str, lowers: tuple[Path, ...]) -> Overlay:
         upper, work = self.path / name, self.path / f"{name}.work"
         for folder in (upper, work):
-            folder.mkdir(mode=0o755)
-            # The umask must not decide who can enter the sandbox's root.
-            folder.chmod(0o755)
-            give(folder, self._folders)
+            make_given(folder, self._folders)
         return Overlay(target, lowers, upper, work)
 
 
