@@ -132,8 +132,8 @@ def test_v2_processes_of_others_stay_where_they_are(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("controller", "version", "expected"),
     [
-        ("pids", "cgroup-v1", {"pids.max": "7"}),
-        ("pids", "cgroup-v2", {"pids.max": "7"}),
+        ("pids", "cgroup-v1", {"pids.max": "71"}),
+        ("pids", "cgroup-v2", {"pids.max": "71"}),
         ("cpu", "cgroup-v2", {"cpu.max": "50000 100000"}),
         ("cpu", "cgroup-v1", {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}),
         ("memory", "cgroup-v2", {"memory.max": "1000", "memory.swap.max": "0"}),

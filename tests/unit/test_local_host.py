@@ -39,6 +39,18 @@ def test_names_that_are_never_copied(name: str, denied: bool) -> None:
     assert is_denied(name) is denied
 
 
+def test_people_of_the_machine_are_not_shown() -> None:
+    lines = [
+        "root:x:0:0::/:",
+        "jane:x:1000:1000::/:",
+        "nobody:x:65534:65534::/:",
+        "daemon:x:1:1::/:",
+        "+::::::",
+        "",
+    ]
+    assert [line.split(":")[0] for line in host.system_accounts(lines)] == ["root", "nobody", "daemon"]
+
+
 def test_usr_merged_and_older_layouts(tmp_path: Path) -> None:
     for name in ("usr", "opt", "sbin", "lib64"):
         (tmp_path / name).mkdir()
