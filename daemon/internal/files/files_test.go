@@ -466,7 +466,7 @@ func TestSpecialFilesNeverHang(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer socket.Close()
-	for path, kind := range map[string]string{"fifo": "fifo", "socket": "socket", "/dev/zero": "char-device", "/dev/tty": "char-device"} {
+	for path, kind := range map[string]string{"fifo": "fifo", "socket": "socket", "/dev/zero": "char_device", "/dev/tty": "char_device"} {
 		for _, method := range []string{"GET", "PUT"} {
 			if got := s.refused(409, "special-file", method, "/v1/files", q("path", path), "x"); got["file_type"] != kind {
 				t.Errorf("%s %s: %v", method, path, got)

@@ -88,9 +88,9 @@ func typeName(mode uint32) string {
 	case syscall.S_IFSOCK:
 		return "socket"
 	case syscall.S_IFCHR:
-		return "char-device"
+		return "char_device"
 	case syscall.S_IFBLK:
-		return "block-device"
+		return "block_device"
 	}
 	return "unknown"
 }

@@ -78,7 +78,7 @@ func (h *Handler) put(w http.ResponseWriter, r *http.Request) error {
 		return failed(err, full)
 	}
 	defer u.target.close()
-	defer func() { _ = as.do(func() error { u.stage.discard(); return nil }) }()
+	defer u.stage.discard(as)
 	if err := h.receive(w, r, u.stage.file, full); err != nil {
 		return failed(err, full)
 	}

@@ -90,9 +90,9 @@ func (h *Handler) stageFor(t *target) (*staged, error) {
 }
 
 // discard gives the space back. Safe after publish, when it only closes.
-func (s *staged) discard() {
+func (s *staged) discard(as *rights) {
 	if s.name != "" {
-		_ = unlinkat(s.dir, s.name, 0)
+		_ = as.do(func() error { return unlinkat(s.dir, s.name, 0) })
 	}
 	_ = s.file.Close()
 }
