@@ -54,6 +54,7 @@ type Config struct {
 	MaxExecs        int               `json:"max_execs"`
 	MaxRunning      int               `json:"max_running"`
 	MaxConnections  int               `json:"max_connections"`
+	MaxProcesses    int               `json:"max_processes"` // of the sandbox, that a command may fork; 0: not bounded here
 }
 
 // Source says where the configuration comes from; exactly one is used, in this order.
@@ -129,7 +130,7 @@ func (c *Config) check() error {
 			return errors.New("env holds a name or value that no process can be given")
 		}
 	}
-	if c.SpoolBytes < 0 || c.SpoolTotalBytes < 0 || c.MemoryBytes < 0 || c.MaxExecs < 0 || c.MaxRunning < 0 || c.MaxConnections < 0 {
+	if c.SpoolBytes < 0 || c.SpoolTotalBytes < 0 || c.MemoryBytes < 0 || c.MaxExecs < 0 || c.MaxRunning < 0 || c.MaxConnections < 0 || c.MaxProcesses < 0 {
 		return errors.New("a bound is negative")
 	}
 	return nil

@@ -107,8 +107,9 @@ func Start(c *Command) (*Process, error) {
 			limit := syscall.Rlimit{Cur: p.Tag, Max: infinity}
 			_ = prlimit(0, &limit, nil)
 		}
-		restore := beforeFork()
+		restore, raise := beforeFork(), lowerProcesses()
 		pid, err := syscall.ForkExec(c.Path, c.Argv, attr)
+		raise()
 		restore()
 		if tagging { // the daemon must not look like a part of any tree
 			limit := syscall.Rlimit{Cur: infinity, Max: infinity}
@@ -116,6 +117,7 @@ func Start(c *Command) (*Process, error) {
 		}
 		if err == nil {
 			p.PID = pid
+			limitProcesses(pid)
 			children.add(p)
 		}
 		return err

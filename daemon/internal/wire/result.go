@@ -138,6 +138,9 @@ func choose(state spool.State, limit int64) span {
 	if tailStart <= headEnd && end <= limit {
 		return span{head: end, tail: end, end: end}
 	}
+	if tailStart <= headEnd {
+		tailStart = 0 // all is kept: the limit alone makes the gap
+	}
 	head := min(headEnd, limit-limit/2)
 	tail := max(tailStart, end-limit/2, head)
 	return span{head: head, tail: tail, end: end}

@@ -1,0 +1,421 @@
+package main
+
+import (
+	"encoding/base64"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestB001BackgroundChildDoesNotDelayTheEnd(t *testing.T) {
+	d := start(t, nil)
+	for i, command := range []string{
+		"sleep 611.%d & echo started", "(sleep 611.%d &); echo started", "setsid sleep 611.%d & echo started",
+		"nohup sleep 611.%d & echo started", "env -i /bin/sleep 611.%d & echo started",
+	} {
+		mark := fmt.Sprintf("611.%d", i)
+		r := d.sh(fmt.Sprintf(command, i), "timeout_seconds", 30)
+		expect(t, r, 0, "started\n")
+		within(t, r, 0, 0.5)
+		if r.TimedOut || count(t, "sleep "+mark) != 1 {
+			t.Fatalf("%s: timed_out %v, alive %d", command, r.TimedOut, count(t, "sleep "+mark))
+		}
+	}
+}
+
+func TestB001LeftoverIsDrainedAndNeverBlocked(t *testing.T) {
+	d := start(t, nil)
+	r := d.sh("(sleep 0.2; head -c 300000 /dev/zero; echo done > "+d.dir+"/mark) & echo started", "id", "left")
+	expect(t, r, 0, "started\n")
+	eventually(t, "the leftover finished its writing", func() bool { _, err := os.Stat(d.dir + "/mark"); return err == nil })
+	if r := decode(t, second(d.call("GET", "/v1/execs/left", nil))); r.OutBytes != 8 || r.Stdout != "started\n" {
+		t.Fatalf("the record changed: %+v", r)
+	}
+	if _, late := d.call("GET", "/v1/execs/left/output?late=true", nil); len(late) == 0 {
+		t.Fatal("nothing of the leftover's output is kept")
+	}
+}
+
+func second(_ int, raw []byte) []byte { return raw }
+
+func TestB003TimeoutTakesTheWholeTree(t *testing.T) {
+	d := start(t, nil)
+	for range 5 {
+		r := d.sh("sleep 612 & setsid sleep 612 & (setsid env -i setsid /bin/sleep 612 &) ; sleep 612", "timeout_seconds", 0.3)
+		if !r.TimedOut || r.code() == 0 || count(t, "sleep 612") != 0 {
+			t.Fatalf("timed_out %v, code %d, left %d", r.TimedOut, r.code(), count(t, "sleep 612"))
+		}
+		within(t, r, 0.3, 1)
+	}
+}
+
+func TestB003TimeoutTakesNothingElse(t *testing.T) {
+	d := start(t, nil)
+	expect(t, d.sh("sleep 613 >/dev/null 2>&1 & echo ok"), 0, "ok\n")
+	d.sh("sleep 614", "timeout_seconds", 0.2)
+	if count(t, "sleep 613") != 1 {
+		t.Fatal("another exec's process was killed")
+	}
+}
+
+func TestB003ForkBombIsCaught(t *testing.T) {
+	d := start(t, nil)
+	r := d.sh(`f() { setsid sh -c 'while :; do sleep 0.03 & setsid sleep 0.5 & [ $(jobs -p | wc -l) -gt 9 ] && wait; done; : bomb-615' & }; f; f; f; wait`,
+		"timeout_seconds", 0.5, "grace_seconds", 0)
+	if !r.TimedOut {
+		t.Fatalf("%+v", r)
+	}
+	if n := count(t, "bomb-615"); n != 0 {
+		t.Fatalf("%d left", n)
+	}
+}
+
+func TestB005IgnoredTermIsFollowedByKill(t *testing.T) {
+	r := start(t, nil).sh("trap '' TERM INT HUP; echo go; while :; do :; done", "timeout_seconds", 0.5, "grace_seconds", 0.5)
+	expect(t, r, 137, "go\n")
+	within(t, r, 1, 1.5)
+	if !r.TimedOut || r.OOM || *r.Signal != 9 {
+		t.Fatalf("%+v", r)
+	}
+}
+
+func TestB006OutputBeforeTheTimeoutIsKept(t *testing.T) {
+	r := start(t, nil).sh("echo before; sleep 8; echo after", "timeout_seconds", 0.5)
+	within(t, r, 0.5, 1)
+	if r.Stdout != "before\n" || !r.TimedOut {
+		t.Fatalf("%+v", r)
+	}
+}
+
+func TestB008StdinIsAtItsEnd(t *testing.T) {
+	d := start(t, nil)
+	for command, code := range map[string]int{"cat": 0, "read x; exit $?": 1, "grep foo": 1} {
+		r := d.sh(command)
+		expect(t, r, code, "")
+		within(t, r, 0, 1)
+	}
+	expect(t, d.sh("cat; echo end", "stdin", "given\n"), 0, "given\nend\n")
+	expect(t, d.sh("wc -c", "stdin_base64", base64.StdEncoding.EncodeToString(make([]byte, 700_001))), 0, "700001\n")
+	expect(t, d.sh("echo unread", "stdin", strings.Repeat("x", 300_000)), 0, "unread\n")
+}
+
+func TestB010NoControllingTerminal(t *testing.T) {
+	r := start(t, nil).sh("exec 3</dev/tty || echo refused; ps -o tty= -p $$")
+	if !strings.HasPrefix(r.Stdout, "refused\n") && r.code() == 0 {
+		t.Fatalf("%+v", r)
+	}
+}
+
+func TestB012LongCommands(t *testing.T) {
+	d := start(t, nil)
+	for _, shell := range []string{"bash", "dash"} {
+		for _, size := range []int{131_071, 131_072, 1_000_000, 1_500_000} {
+			text := ": " + strings.Repeat("A", size-2) + "\necho \"$#\" $LINENO; cat; exit 3"
+			r := d.sh(text, "shell", shell, "stdin", "in")
+			if r.code() != 3 || !strings.HasSuffix(r.Stdout, "in") || !strings.HasPrefix(r.Stdout, "0") {
+				t.Fatalf("%s, %d bytes: %+v", shell, size, r)
+			}
+		}
+	}
+	if r := d.sh(strings.Repeat("#", 1536<<10+1)); r.Status != 422 || r.Field != "command" {
+		t.Fatalf("%+v", r)
+	}
+	expect(t, d.exec(request{"argv": []string{"true", strings.Repeat("a", 131_071)}}), 0, "")
+	if r := d.exec(request{"argv": []string{"true", strings.Repeat("a", 131_072)}}); r.Status != 422 || r.Reason != "argument_list_too_long" {
+		t.Fatalf("%+v", r)
+	}
+	expect(t, d.sh("echo well"), 0, "well\n")
+}
+
+func TestB013EnvironmentTooLarge(t *testing.T) {
+	d := start(t, nil)
+	large := map[string]string{}
+	for i := range 19 {
+		large[fmt.Sprint("E", i)] = strings.Repeat("x", 110_370) // with the kernel's own share just over 2 MiB
+	}
+	if r := d.sh("true", "env", large); r.Status != 422 || r.Reason != "argument_list_too_long" {
+		t.Fatalf("%+v", r)
+	}
+	large["F"], large["G"] = strings.Repeat("x", 110_000), strings.Repeat("x", 110_000)
+	if r := d.sh("true", "env", large); r.Status != 422 || r.Field != "env" {
+		t.Fatalf("%+v", r)
+	}
+	expect(t, d.sh("/bin/echo hi"), 0, "hi\n")
+}
+
+func TestB014EnvironmentIsExact(t *testing.T) {
+	d := start(t, settings{"env": map[string]string{"BASE": "b\n", "OVER": "no"}})
+	for _, value := range []string{"-----BEGIN\nPEM\n", "a=b=c", `'"$(touch ` + d.dir + `/pwn)`, "", "日本語🤣", "end\n"} {
+		r := d.exec(request{"argv": []string{"/bin/sh", "-c", `printf %s "$K|$BASE|$OVER"`}, "env": map[string]string{"K": value, "OVER": "yes"}})
+		expect(t, r, 0, value+"|b\n|yes")
+	}
+	if _, err := os.Stat(d.dir + "/pwn"); err == nil {
+		t.Fatal("a value was run")
+	}
+	for _, key := range []string{"", "A=B", "A\x00"} {
+		if r := d.sh("true", "env", map[string]string{key: "x"}); r.Status != 422 || r.Field != "env" {
+			t.Fatalf("%q: %+v", key, r)
+		}
+	}
+	r := d.exec(request{"argv": []string{"env"}})
+	if strings.Contains(r.Stdout, "SANDMAND") || strings.Contains(r.Stdout, "canary") {
+		t.Fatalf("the daemon's environment leaks: %s", r.Stdout)
+	}
+}
+
+func TestB015Cwd(t *testing.T) {
+	d := start(t, nil)
+	odd := d.dir + "/a b\n-c"
+	os.Mkdir(odd, 0o755)
+	os.WriteFile(d.dir+"/file", nil, 0o644)
+	for _, cwd := range []string{"/nope", d.dir + "/file"} {
+		for _, r := range []result{d.sh("true; touch "+d.dir+"/marker", "cwd", cwd), d.exec(request{"argv": []string{"nosuch"}, "cwd": cwd})} {
+			if r.Status != 422 || r.Reason != "cwd" || r.Errno == "" {
+				t.Fatalf("%+v", r)
+			}
+		}
+	}
+	if _, err := os.Stat(d.dir + "/marker"); err == nil {
+		t.Fatal("a part of the command ran")
+	}
+	expect(t, d.sh("true & wait; pwd", "cwd", "/usr"), 0, "/usr\n")
+	expect(t, d.sh("pwd", "cwd", odd), 0, odd+"\n")
+}
+
+func TestB016Scripts(t *testing.T) {
+	d := start(t, nil)
+	for _, session := range []any{nil, "s"} {
+		r := d.sh("cat <<'EOF' > "+d.dir+"/t\n$HOME `x` \\\\ \"q\"\nEOF", "session", session)
+		expect(t, r, 0, "")
+		expect(t, d.sh("cat "+d.dir+"/t", "session", session), 0, "$HOME `x` \\\\ \"q\"\n")
+		expect(t, d.sh("for i in 1 2\ndo\necho $i\ndone", "session", session), 0, "1\n2\n")
+		expect(t, d.sh(`echo 'a'"b"$((1+1))`, "session", session), 0, "ab2\n")
+	}
+}
+
+func TestB024Codes(t *testing.T) {
+	d := start(t, nil)
+	for _, c := range []struct {
+		command string
+		code    int
+		signal  int
+		stdout  string
+	}{
+		{"kill -9 $$", 137, 9, ""}, {"kill -TERM $$", 143, 15, ""}, {"sh -c 'kill -SEGV $$'; echo $?", 0, 0, "139\n"},
+		{"exit 300", 44, 0, ""}, {"nosuchcmd", 127, 0, ""}, {"/etc/passwd", 126, 0, ""}, {"exit 255", 255, 0, ""},
+	} {
+		for _, session := range []any{nil, "s"} {
+			if session != nil && c.signal == 15 {
+				continue // a session's shell ignores TERM, as interactive shells do
+			}
+			r := d.sh(c.command, "session", session)
+			expect(t, r, c.code, c.stdout)
+			if (c.signal == 0) != (r.Signal == nil) || (r.Signal != nil && *r.Signal != c.signal) || r.OOM {
+				t.Fatalf("%s: %+v", c.command, r)
+			}
+			d.call("DELETE", "/v1/sessions/s", nil)
+		}
+	}
+	for _, c := range []struct{ argv, reason string }{{"/no/such/bin", "not_found"}, {"nosuch", "not_found"}, {"/etc/passwd", "permission"}, {"/etc", "permission"}} {
+		if r := d.exec(request{"argv": []string{c.argv}}); r.Status != 422 || r.Reason != c.reason {
+			t.Fatalf("%s: %+v", c.argv, r)
+		}
+	}
+	if r := d.sh("true", "shell", "nosuchshell"); r.Reason != "shell_not_found" {
+		t.Fatalf("%+v", r)
+	}
+	if r := d.sh("true", "user", "nosuchuser"); r.Reason != "user" {
+		t.Fatalf("%+v", r)
+	}
+}
+
+func TestB030NoFixedLatency(t *testing.T) {
+	d := start(t, nil)
+	begun := time.Now()
+	for range 50 {
+		expect(t, d.exec(request{"argv": []string{"true"}}), 0, "")
+	}
+	if took := time.Since(begun); took > slow*50*20*time.Millisecond {
+		t.Fatalf("50 in %v", took)
+	}
+}
+
+func TestB031BackgroundOutlivesItsCall(t *testing.T) {
+	d := start(t, nil)
+	status, raw := d.call("POST", "/v1/exec", request{"command": "while :; do echo tick; sleep 0.05; done", "background": true, "id": "server"})
+	if r := decode(t, raw); status != 202 || r.State != "running" || r.PID == 0 {
+		t.Fatalf("%d %s", status, raw)
+	}
+	d.sh("true", "session", "other")
+	d.call("DELETE", "/v1/sessions/other", nil)
+	eventually(t, "it goes on", func() bool {
+		r := decode(t, second(d.call("GET", "/v1/execs/server", nil)))
+		return r.State == "running" && strings.Count(r.Stdout, "tick") > 5
+	})
+}
+
+func TestB032ListAndKillById(t *testing.T) {
+	d := start(t, nil)
+	for i := range 3 {
+		d.call("POST", "/v1/exec", request{"command": "sleep 616 & sleep 616", "background": true, "id": fmt.Sprint("x", i)})
+	}
+	d.sh("true")
+	_, raw := d.call("GET", "/v1/execs?state=running", nil)
+	if strings.Count(string(raw), `"state":"running"`) != 3 || !strings.Contains(string(raw), `"command":"sleep 616`) {
+		t.Fatalf("%s", raw)
+	}
+	eventually(t, "all run", func() bool { return count(t, "sleep 616") == 9 })
+	_, raw = d.call("POST", "/v1/execs/x1/signal", request{"signal": "KILL"})
+	if r := decode(t, raw); r.Signalled < 3 {
+		t.Fatalf("%s", raw)
+	}
+	if r := decode(t, second(d.call("GET", "/v1/execs/x1?wait=5", nil))); r.code() != 137 || r.OOM {
+		t.Fatalf("%+v", r)
+	}
+	for range 2 {
+		status, raw := d.call("POST", "/v1/execs/x1/signal", request{"signal": "SIGTERM", "scope": "process"})
+		if r := decode(t, raw); status != 200 || r.Signalled != 0 || r.State != "exited" {
+			t.Fatalf("%d %s", status, raw)
+		}
+	}
+	if count(t, "sleep 616") != 6 {
+		t.Fatalf("%d left", count(t, "sleep 616"))
+	}
+}
+
+func TestB033NulAndSurrogates(t *testing.T) {
+	d := start(t, nil)
+	for _, c := range []struct{ body, field string }{
+		{`{"command":"echo a\u0000b"}`, "command"}, {`{"argv":["a","\u0000"]}`, "argv"}, {`{"command":"a","cwd":"/\u0000"}`, "cwd"},
+		{`{"command":"a","env":{"A":"\u0000"}}`, "env"}, {`{"command":"a","session":"\u0000"}`, "session"}, {`{"command":"a","user":"\u0000"}`, "user"},
+		{`{"command":"\ud800"}`, "command"}, {`{"command":"a","cwd":"\udc00x"}`, "cwd"}, {`{"command":"a","Command":"b"}`, "Command"},
+	} {
+		status, raw := d.call("POST", "/v1/exec", c.body)
+		if r := decode(t, raw); status != 422 || r.Field != c.field {
+			t.Fatalf("%s: %d %s", c.body, status, raw)
+		}
+	}
+	expect(t, d.exec(request{"command": "od -An -tx1", "stdin": "\x00a\x00"}), 0, " 00 61 00\n")
+	expect(t, d.sh("printf %s '🤣'"), 0, "🤣")
+}
+
+func TestB040NoNewlineIsKept(t *testing.T) {
+	d := start(t, nil)
+	expect(t, d.sh("printf 'prompt> '; printf done"), 0, "prompt> done")
+	expect(t, d.sh("printf ''"), 0, "")
+	expect(t, d.sh(`printf '\n\n'`), 0, "\n\n")
+}
+
+func TestB042AnyBytes(t *testing.T) {
+	d := start(t, nil)
+	expect(t, d.sh(`printf 'a\377\376b\000c'`), 0, "a\uFFFD\uFFFDb\x00c")
+	expect(t, d.sh(`printf '\355\240\200'`), 0, "\uFFFD\uFFFD\uFFFD")
+	expect(t, d.sh(`printf '\342\211'`), 0, "\uFFFD")
+	r := d.sh("head -c 1000000 /dev/urandom | tee "+d.dir+"/r", "encoding", "base64")
+	got, err := base64.StdEncoding.DecodeString(r.Stdout)
+	want, _ := os.ReadFile(d.dir + "/r")
+	if err != nil || string(got) != string(want) {
+		t.Fatalf("%v, %d bytes", err, len(got))
+	}
+}
+
+func TestB044StreamsApartAndMerged(t *testing.T) {
+	d := start(t, nil)
+	r := d.sh("for i in $(seq 1000); do echo o$i; echo e$i >&2; done")
+	if strings.Count(r.Stdout, "o") != 1000 || strings.Count(r.Stderr, "e") != 1000 {
+		t.Fatal("a stream is not whole")
+	}
+	r = d.sh("for i in $(seq 500); do echo o$i; echo e$i >&2; done", "merge_stderr", true)
+	for i := range 500 {
+		if want := fmt.Sprintf("o%d\ne%d\n", i+1, i+1); !strings.Contains(r.Stdout, want) {
+			t.Fatalf("order lost at %d", i)
+		}
+	}
+}
+
+func TestB045NoDeadlock(t *testing.T) {
+	d := start(t, nil)
+	r := d.sh("head -c 2097152 /dev/zero >&2; head -c 2097152 /dev/zero; wc -c", "stdin", strings.Repeat("i", 1<<20))
+	if r.code() != 0 || r.ErrBytes != 2<<20 || !strings.HasSuffix(r.Stdout, "1048576\n") {
+		t.Fatalf("%d %d", r.code(), r.ErrBytes)
+	}
+}
+
+func TestStatusesAreNeverStolen(t *testing.T) {
+	d := start(t, nil)
+	var group sync.WaitGroup
+	for i := range 16 {
+		group.Go(func() {
+			for k := range 10 {
+				n := (i*10 + k) % 250
+				r := d.exec(request{"argv": []string{"/bin/sh", "-c", fmt.Sprintf("(setsid sleep 0.01 &); exit %d", n)}})
+				if r.code() != n {
+					t.Errorf("got %d, want %d", r.code(), n)
+				}
+			}
+		})
+	}
+	group.Wait()
+}
+
+func TestSameIdNeverRunsTwice(t *testing.T) {
+	d := start(t, nil)
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			expect(t, d.sh("echo x >> "+d.dir+"/runs; sleep 0.2; echo once", "id", "one"), 0, "once\n")
+		})
+	}
+	group.Wait()
+	if raw, _ := os.ReadFile(d.dir + "/runs"); string(raw) != "x\n" {
+		t.Fatalf("%q", raw)
+	}
+	if r := d.sh("echo other", "id", "one"); r.Status != 409 || !strings.HasSuffix(r.Type, "exec-id-conflict") {
+		t.Fatalf("%+v", r)
+	}
+	if a, b := d.sh("true", "cwd", "/nope", "id", "bad"), d.sh("true", "cwd", "/nope", "id", "bad"); a.Reason != "cwd" || b.Reason != "cwd" {
+		t.Fatalf("%+v %+v", a, b)
+	}
+}
+
+func TestRecordsAreBoundedAndExpiredIsTold(t *testing.T) {
+	d := start(t, settings{"max_execs": 3})
+	for i := range 6 {
+		d.sh("true", "id", fmt.Sprint("n", i))
+	}
+	if status, raw := d.call("GET", "/v1/execs/n0", nil); status != 410 {
+		t.Fatalf("%d %s", status, raw)
+	}
+	if r := d.sh("true", "id", "n0"); r.Status != 410 {
+		t.Fatalf("a dropped id ran again: %+v", r)
+	}
+	if status, _ := d.call("GET", "/v1/execs/never", nil); status != 404 {
+		t.Fatal(status)
+	}
+}
+
+func TestChildrenStartClean(t *testing.T) {
+	d := start(t, nil)
+	r := d.exec(request{"argv": []string{"/bin/sh", "-c", "grep -E 'Sig(Blk|Ign)' /proc/self/status | sort -u; ls /proc/self/fd | wc -l; umask"}})
+	if !strings.Contains(r.Stdout, "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n4\n0022\n") {
+		t.Fatalf("%q", r.Stdout)
+	}
+}
+
+func TestAuthorization(t *testing.T) {
+	d := start(t, nil)
+	good := token
+	for _, path := range []string{"/v1/exec", "/v1/execs", "/v1/connect", "/v1/files?path=/", "/v1/archive", "/", "/nope", "//health", "/health/", "/HEALTH", "/v1/../health", "/v1/info"} {
+		for _, header := range []string{"", "Bearer", "Bearer ", "Bearer wrong", "Basic " + good, good} {
+			if status := d.raw(t, path, header); status != 401 {
+				t.Fatalf("%s with %q: %d", path, header, status)
+			}
+		}
+	}
+	if d.raw(t, "/v1/info", "Bearer "+good) != 200 || d.raw(t, "/health", "") != 200 {
+		t.Fatal("the good ones are refused")
+	}
+}
