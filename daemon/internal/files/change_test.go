@@ -18,9 +18,9 @@ func TestMove(t *testing.T) {
 	if s.get("b") != "a" || moved["path"] != s.at("b") || moved["name"] != "b" {
 		t.Errorf("%v", moved)
 	}
-	s.refused(404, "file-not-found", "POST", "/v1/files/move", nil, `{"from":"a","to":"c"}`)
+	s.refused(404, "not-found", "POST", "/v1/files/move", nil, `{"from":"a","to":"c"}`)
 	s.want(200, "POST", "/v1/files/move", nil, `{"from":"b","to":"new/folder/b"}`)
-	s.refused(404, "file-not-found", "POST", "/v1/files/move", nil, `{"from":"new/folder/b","to":"no/such/b","parents":false}`)
+	s.refused(404, "not-found", "POST", "/v1/files/move", nil, `{"from":"new/folder/b","to":"no/such/b","parents":false}`)
 	s.refused(409, "exists", "POST", "/v1/files/move", nil, `{"from":"new","to":"full"}`)
 	s.refused(409, "directory-not-empty", "POST", "/v1/files/move", nil, `{"from":"new","to":"full","overwrite":true}`)
 	s.refused(409, "is-a-directory", "POST", "/v1/files/move", nil, `{"from":"new/folder/b","to":"full","overwrite":true}`)
@@ -83,7 +83,7 @@ func TestMkdir(t *testing.T) {
 		t.Errorf("%v", again)
 	}
 	s.refused(409, "exists", "POST", "/v1/files/mkdir", nil, `{"path":"a","parents":false}`)
-	s.refused(404, "file-not-found", "POST", "/v1/files/mkdir", nil, `{"path":"x/y","parents":false}`)
+	s.refused(404, "not-found", "POST", "/v1/files/mkdir", nil, `{"path":"x/y","parents":false}`)
 	s.put("f", "")
 	s.refused(409, "exists", "POST", "/v1/files/mkdir", nil, `{"path":"f"}`)
 	s.refused(409, "not-a-directory", "POST", "/v1/files/mkdir", nil, `{"path":"f/g"}`)
@@ -104,7 +104,7 @@ func TestLink(t *testing.T) {
 		t.Errorf("%v", hard)
 	}
 	s.want(201, "POST", "/v1/files/link", nil, `{"path":"h","target":"f","symbolic":false,"overwrite":true}`)
-	s.refused(404, "file-not-found", "POST", "/v1/files/link", nil, `{"path":"i","target":"missing","symbolic":false}`)
+	s.refused(404, "not-found", "POST", "/v1/files/link", nil, `{"path":"i","target":"missing","symbolic":false}`)
 	s.onlyNames(s.dir, "f", "h", "new")
 	s.onlyNames(s.at("new"), "l")
 }
@@ -117,7 +117,7 @@ func TestDelete(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.refused(409, "is-a-directory", "DELETE", "/v1/files", q("path", "d"), "")
-	s.refused(404, "file-not-found", "DELETE", "/v1/files", q("path", "missing"), "")
+	s.refused(404, "not-found", "DELETE", "/v1/files", q("path", "missing"), "")
 	s.want(200, "DELETE", "/v1/files", q("path", "missing", "missing_ok", "true"), "")
 	for _, path := range []string{".", "..", "/", "//", "./", "d/..", "d/."} {
 		s.refused(422, "invalid-request", "DELETE", "/v1/files", q("path", path, "recursive", "true"), "")

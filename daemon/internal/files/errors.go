@@ -22,7 +22,7 @@ type errnoProblem struct {
 }
 
 var errnoProblems = map[syscall.Errno]errnoProblem{
-	syscall.ENOENT:       {"ENOENT", "file-not-found", "No such file or directory", http.StatusNotFound, false, problem.Caller},
+	syscall.ENOENT:       {"ENOENT", "not-found", "No such file or directory", http.StatusNotFound, false, problem.Caller},
 	syscall.EISDIR:       {"EISDIR", "is-a-directory", "That is a directory", http.StatusConflict, false, problem.Caller},
 	syscall.ENOTDIR:      {"ENOTDIR", "not-a-directory", "That is not a directory", http.StatusConflict, false, problem.Caller},
 	syscall.EACCES:       {"EACCES", "permission-denied", "Permission denied", http.StatusForbidden, false, problem.Caller},
@@ -50,7 +50,7 @@ var errnoProblems = map[syscall.Errno]errnoProblem{
 	syscall.ENOMEM:       {"ENOMEM", "resource-exhausted", "Out of memory", http.StatusServiceUnavailable, true, problem.Task},
 	syscall.ESTALE:       {"ESTALE", "io-error", "Stale file handle", http.StatusInternalServerError, true, problem.Infra},
 	syscall.EIO:          {"EIO", "io-error", "Input/output error", http.StatusInternalServerError, true, problem.Infra},
-	syscall.ESRCH:        {"ESRCH", "file-not-found", "No such process", http.StatusNotFound, false, problem.Caller},
+	syscall.ESRCH:        {"ESRCH", "not-found", "No such process", http.StatusNotFound, false, problem.Caller},
 }
 
 // errnoName is "EACCES" for EACCES, "E123" for one without a name here, and "" for no errno at all.

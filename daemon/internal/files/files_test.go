@@ -137,7 +137,7 @@ func TestPathsThatCannotBe(t *testing.T) {
 		s.refused(400, "invalid-json", "POST", "/v1/files/move", nil, text)
 	}
 	s.refused(413, "request-too-large", "POST", "/v1/files/move", nil, `{"from":"`+strings.Repeat("a", maxJSONBytes)+`"}`)
-	s.refused(404, "no-such-call", "GET", "/v1/files/other", nil, "")
+	s.refused(404, "not-found", "GET", "/v1/files/other", nil, "")
 	s.refused(405, "method-not-allowed", "POST", "/v1/files", nil, "")
 }
 
@@ -392,7 +392,7 @@ func TestB075ContentIsExactAndMissingIsNotEmpty(t *testing.T) {
 			t.Errorf("%s: %d bytes, %v", name, len(got.body), got.header)
 		}
 	}
-	got := s.refused(404, "file-not-found", "GET", "/v1/files", q("path", "missing"), "")
+	got := s.refused(404, "not-found", "GET", "/v1/files", q("path", "missing"), "")
 	if got["errno"] != "ENOENT" || got["path"] != s.at("missing") {
 		t.Errorf("%v", got)
 	}
@@ -520,7 +520,7 @@ func TestPutFollowsLinksAndRefusesFolders(t *testing.T) {
 	for _, path := range []string{".", "..", "real/", "new/", "/"} {
 		s.refused(409, "is-a-directory", "PUT", "/v1/files", q("path", path), "x")
 	}
-	s.refused(404, "file-not-found", "PUT", "/v1/files", q("path", "no/such", "parents", "false"), "x")
+	s.refused(404, "not-found", "PUT", "/v1/files", q("path", "no/such", "parents", "false"), "x")
 	s.put("a/../b/./c", "dots")
 	if s.get("b/c") != "dots" {
 		t.Error("dots in new folders")

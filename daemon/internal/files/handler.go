@@ -101,7 +101,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	methods := h.calls(r.URL.Path)
 	if methods == nil {
 		problem.Write(w, &problem.Problem{
-			Slug: "no-such-call", Title: "No such call", Status: http.StatusNotFound, Detail: r.URL.Path,
+			Slug: "not-found", Title: "No such call", Status: http.StatusNotFound, Detail: r.URL.Path,
 		})
 		return
 	}

@@ -59,7 +59,7 @@ func TestB073HardFolders(t *testing.T) {
 		t.Errorf("%d: %v", len(entries), entries)
 	}
 	s.refused(409, "not-a-directory", "GET", "/v1/files/list", q("path", "sub/deep/er"), "")
-	s.refused(404, "file-not-found", "GET", "/v1/files/list", q("path", "missing"), "")
+	s.refused(404, "not-found", "GET", "/v1/files/list", q("path", "missing"), "")
 	s.refused(409, "link-loop", "GET", "/v1/files/list", q("path", "loop"), "")
 	for _, bad := range []string{"?", "Li4", base64.RawURLEncoding.EncodeToString([]byte("../..")), base64.RawURLEncoding.EncodeToString([]byte("a//b"))} {
 		s.refused(422, "invalid-request", "GET", "/v1/files/list", q("path", ".", "cursor", bad), "")

@@ -108,7 +108,7 @@ func TestWatchOfAFileAndHeartbeats(t *testing.T) {
 	s.expect(lines, "heartbeat", "")
 	s.write("f", "y", 0o644)
 	s.expect(lines, "written", s.at("f"))
-	s.refused(404, "file-not-found", "GET", "/v1/files/watch", q("path", "missing"), "")
+	s.refused(404, "not-found", "GET", "/v1/files/watch", q("path", "missing"), "")
 	asRoot(t)
 	if err := os.Mkdir(s.at("shut"), 0o700); err != nil {
 		t.Fatal(err)
