@@ -13,7 +13,8 @@ import uuid
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
+from urllib.parse import quote as percent
 
 import msgspec
 
@@ -31,6 +32,8 @@ from sandman.models import RunInfo, SandboxInfo
 from sandman.options import CreateOptions
 from sandman.retry import RetryPolicy
 from sandman.version import __version__
+
+T = TypeVar("T")
 
 USER_AGENT = f"sandman-python/{__version__} (Python {platform.python_version()})"
 
@@ -105,16 +108,16 @@ class AsyncClient:
 
         async def begin() -> AsyncRun:
             key = uuid.uuid4().hex
-            answer = await self._call(
-                "POST", "/v1/runs", json=body, headers={"idempotency-key": key}, repeatable=False
+            info = await self._ask(
+                RunInfo, "POST", "/v1/runs", json=body, headers={"idempotency-key": key}, repeatable=False
             )
-            return self._held_run(answer.decode(RunInfo))
+            return self._held_run(info)
 
         return Opening(begin)
 
     async def attach_run(self, run_id: str) -> AsyncRun:
         """Hold a run that was made elsewhere: from now on it is renewed here too. Raises NotFound, Gone."""
-        return self._held_run((await self._call("POST", f"/v1/runs/{run_id}/renew", json={})).decode(RunInfo))
+        return self._held_run(await self._ask(RunInfo, "POST", f"/v1/runs/{run_id}/renew", json={}))
 
     def _held_run(self, info: RunInfo) -> AsyncRun:
         run = AsyncRun(self, info)
@@ -123,8 +126,9 @@ class AsyncClient:
 
     async def sandbox(self, sandbox_id: str) -> AsyncSandbox:
         """A sandbox that exists, by its id: not held, renewed or deleted by this object. Raises NotFound."""
-        answer = await self._call("GET", f"/v1/sandboxes/{sandbox_id}")
-        return self._unheld(answer.decode(SandboxInfo))
+        return self._unheld(
+            await self._ask(SandboxInfo, "GET", f"/v1/sandboxes/{percent(sandbox_id, safe='')}")
+        )
 
     async def sandboxes(
         self,
@@ -142,7 +146,7 @@ class AsyncClient:
                 (name, value) for name, value in (("state", state), ("run", run), ("cursor", cursor)) if value
             ]
             params += [("label", f"{name}={value}") for name, value in (labels or {}).items()]
-            found = (await self._call("GET", "/v1/sandboxes", params=params)).decode(SandboxPage)
+            found = await self._ask(SandboxPage, "GET", "/v1/sandboxes", params=params)
             for info in found.items:
                 yield self._unheld(info)
             cursor = found.next
@@ -159,7 +163,7 @@ class AsyncClient:
 
     async def stats(self) -> dict[str, Any]:
         """The service's counts: live, concurrency, queue, pacing, orphans, reclaimed."""
-        return dict((await self._call("GET", "/v1/stats")).decode(dict[str, Any]))
+        return await self._ask(dict[str, Any], "GET", "/v1/stats")
 
     # Its own life
 
@@ -212,6 +216,11 @@ class AsyncClient:
             raise LoopError(
                 "this client belongs to another event loop; make one client per loop (or use sandman.Client)"
             )
+
+    async def _ask(self, kind: type[T], method: str, path: str, **options: Any) -> T:
+        """A call whose answer is a value; anything else is a BadAnswer, and repeated where a repeat is safe."""
+        answer = await self._call(method, path, expect=kind, **options)
+        return answer.decode(kind)
 
     async def _call(self, method: str, path: str, **options: Any) -> Answer:
         self._check_usable()

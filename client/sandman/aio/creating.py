@@ -45,7 +45,8 @@ async def create(
     except BaseException as error:
         if sandbox is None and request.done() and not request.cancelled() and request.exception() is None:
             # Answered in the very moment in which the caller gave up.
-            sandbox = opened(client, request.result())
+            with suppress(SandmanError):
+                sandbox = opened(client, request.result())
         request.cancel()
         if sandbox is not None:
             with suppress(TimeoutError, SandmanError):
@@ -77,6 +78,7 @@ async def post(client: AsyncClient, body: dict[str, Any], key: str, wait: float)
         wait_seconds=seconds,
         repeatable=True,
         retry=retry,
+        expect=SandboxInfo,
     )
 
 

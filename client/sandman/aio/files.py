@@ -248,7 +248,7 @@ class AsyncFiles:
             params: dict[str, Any] = {"path": path, "depth": depth, "limit": page}
             if cursor:
                 params["cursor"] = cursor
-            found = (await self._http("GET", "files/list", params=params)).decode(FileList)
+            found = await self._sandbox._ask(FileList, "GET", self._path("files/list"), params=params)
             for info in found.items:
                 yield info
             cursor = found.next
@@ -260,7 +260,7 @@ class AsyncFiles:
         params: dict[str, Any] = {"path": path}
         if follow:
             params["follow"] = "true"
-        return cast(FileInfo, (await self._http("GET", "files/stat", params=params)).decode(FileInfo))
+        return await self._sandbox._ask(FileInfo, "GET", self._path("files/stat"), params=params)
 
     async def exists(self, path: str) -> bool:
         """Whether anything is there, a dangling link included."""
@@ -279,11 +279,11 @@ class AsyncFiles:
         body: dict[str, Any] = {**named("path", path), "parents": parents}
         if mode is not None:
             body["mode"] = mode if isinstance(mode, str) else f"{mode:04o}"
-        await self._http("POST", "files/mkdir", json=body, repeatable=parents)
+        await self._tell("POST", "files/mkdir", json=body, repeatable=parents)
 
     async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """Rename. Raises FileError with errno EEXIST when the target is there and overwrite is off."""
-        await self._http(
+        await self._tell(
             "POST",
             "files/move",
             json={**named("from", source), **named("to", target), "overwrite": overwrite},
@@ -294,10 +294,10 @@ class AsyncFiles:
         params: dict[str, Any] = {"path": path}
         if recursive:
             params["recursive"] = "true"
-        await self._http("DELETE", "files", params=params)
+        await self._tell("DELETE", "files", params=params)
 
-    async def _http(self, method: str, what: str, **options: Any) -> Any:
-        return await self._sandbox._http(method, self._path(what), **options)
+    async def _tell(self, method: str, what: str, **options: Any) -> None:
+        await self._sandbox._tell(method, self._path(what), **options)
 
     def _path(self, what: str) -> str:
         return f"{self._sandbox._prefix}/{what}"

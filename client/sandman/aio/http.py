@@ -97,11 +97,13 @@ class Http:
         wait_seconds: float = 0.0,
         repeatable: bool | None = None,
         retry: RetryPolicy | None = None,
+        expect: type[Any] | None = None,
     ) -> Answer:
         """One call with its repeats. Cancellable. Raises the typed error of the last try.
 
         `repeatable` says that doing it twice is doing it once (default: GET, HEAD, PUT, DELETE); others are repeated only
         when the first try surely did nothing. `wait_seconds` is what the service was asked to wait before it answers.
+        `expect` is what the answer must decode to: one that does not is a fault like any other, and tried again.
         """
         if repeatable is None:
             repeatable = method in ("GET", "HEAD", "PUT", "DELETE")
@@ -113,7 +115,10 @@ class Http:
         while True:
             try:
                 async with self._lanes[lane]:
-                    return await self._once(method, path, params, body, sent, wait_seconds)
+                    answer = await self._once(method, path, params, body, sent, wait_seconds)
+                if expect is not None:
+                    answer.decode(expect)
+                return answer
             except SandmanError as error:
                 if not may_repeat(error, repeatable):
                     raise

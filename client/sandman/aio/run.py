@@ -45,17 +45,17 @@ class AsyncRun:
 
     async def report(self) -> dict[str, Any]:
         """What the run has cost so far and how long it waited; readable after its end too."""
-        answer = await self.client._call("GET", f"/v1/runs/{self.id}/report")
-        return dict(answer.decode(dict[str, Any]))
+        return await self.client._ask(dict[str, Any], "GET", f"/v1/runs/{self.id}/report")
 
     async def refresh(self) -> RunInfo:
-        self.info = (await self.client._call("GET", f"/v1/runs/{self.id}")).decode(RunInfo)
+        self.info = await self.client._ask(RunInfo, "GET", f"/v1/runs/{self.id}")
         return self.info
 
     async def renew(self) -> RunInfo:
         """Renew the lease now; the background does it by itself while the object is open."""
-        answer = await self.client._call("POST", f"/v1/runs/{self.id}/renew", json={}, repeatable=True)
-        self.info = answer.decode(RunInfo)
+        self.info = await self.client._ask(
+            RunInfo, "POST", f"/v1/runs/{self.id}/renew", json={}, repeatable=True
+        )
         return self.info
 
     async def delete(self) -> None:

@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Awaitable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 from urllib.parse import quote as percent
 
 import msgspec
@@ -49,6 +49,8 @@ from sandman.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from sandman.aio.client import AsyncClient
+
+T = TypeVar("T")
 
 POLL_SECONDS = 25.0
 """One waiting request: below the 30 s after which many a proxy cuts a silent one."""
@@ -245,8 +247,7 @@ class AsyncSandbox:
         cursor: str | None = None
         while True:
             params = {"cursor": cursor} if cursor else None
-            answer = await self._http("GET", f"{self._prefix}/execs", params=params)
-            page = answer.decode(ExecList)
+            page = await self._ask(ExecList, "GET", f"{self._prefix}/execs", params=params)
             found += page.items
             cursor = page.next
             if not cursor:
@@ -255,33 +256,38 @@ class AsyncSandbox:
     async def exec_info(self, exec_id: str, wait: float = 0.0) -> ExecRecord:
         """One command's record; with `wait` seconds, answered earlier when it ends. Raises NotFound."""
         params = {"wait": wait} if wait else None
-        answer = await self._http(
+        return await self._ask(
+            ExecRecord,
             "GET",
             f"{self._prefix}/execs/{percent(exec_id, safe='')}",
             params=params,
             wait_seconds=wait,
             lane="waits",
         )
-        return cast(ExecRecord, answer.decode(ExecRecord))
 
     async def signal(self, exec_id: str, name: str = "TERM", scope: str = "tree") -> bool:
         """Signal a command by its id, from anywhere. False when it had ended: then nothing was signalled. Raises NotFound."""
-        answer = await self._http(
+        answer = await self._ask(
+            Signalled,
             "POST",
             f"{self._prefix}/execs/{percent(exec_id, safe='')}/signal",
             json={"signal": name, "scope": scope},
         )
-        return bool(answer.decode(Signalled).signalled)
+        return bool(answer.signalled)
 
     # The sandbox itself
 
     async def refresh(self, wait: float = 0.0) -> SandboxInfo:
         """Look at the record again; with `wait` seconds, answered earlier when it becomes ready or ends."""
         params = {"wait": wait} if wait else None
-        answer = await self.client._http.call(
-            "GET", self._prefix, params=params, wait_seconds=wait, lane="waits" if wait else "calls"
+        self.info = await self.client._ask(
+            SandboxInfo,
+            "GET",
+            self._prefix,
+            params=params,
+            wait_seconds=wait,
+            lane="waits" if wait else "calls",
         )
-        self.info = answer.decode(SandboxInfo)
         return self.info
 
     async def wait_ready(self, timeout: float = 600.0) -> Self:
@@ -302,8 +308,7 @@ class AsyncSandbox:
     async def renew(self, lease_seconds: float | None = None) -> SandboxInfo:
         """Renew the lease now, and set its length if given. The background does it by itself while the object is open."""
         body = {} if lease_seconds is None else {"lease_seconds": lease_seconds}
-        answer = await self._http("POST", f"{self._prefix}/renew", json=body, repeatable=True)
-        self.info = answer.decode(SandboxInfo)
+        self.info = await self._ask(SandboxInfo, "POST", f"{self._prefix}/renew", json=body, repeatable=True)
         return self.info
 
     async def delete(self) -> None:
@@ -385,10 +390,18 @@ class AsyncSandbox:
         if self._closed:
             raise ClosedError(f"the object of sandbox {self.id} has been closed")
 
-    async def _http(self, method: str, path: str, **options: Any) -> Any:
+    async def _ask(self, kind: type[T], method: str, path: str, **options: Any) -> T:
         self._check_usable()
         try:
-            return await self.client._http.call(method, path, **options)
+            return await self.client._ask(kind, method, path, **options)
+        except ProblemError as error:
+            raise await self._explain(error)  # noqa: B904 - carries its own cause
+
+    async def _tell(self, method: str, path: str, **options: Any) -> None:
+        """A call whose answer tells nothing beyond that it was done."""
+        self._check_usable()
+        try:
+            await self.client._call(method, path, **options)
         except ProblemError as error:
             raise await self._explain(error)  # noqa: B904 - carries its own cause
 

@@ -16,17 +16,21 @@ from sandman.cli import create_options
 from sandman.cli.create_options import pair
 from sandman.cli.session import Session
 
+TAKE_COMMANDS = ("exec", "run")
+
 LEASE_OF_CREATE_SECONDS = 3600.0
 """A sandbox made by hand has nobody who renews it: an hour of looking around, then it goes by itself."""
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Any, with_words: bool) -> None:
     create = commands.add_parser("create", help="make a sandbox and print its id; it lives for its lease")
     create_options.add(create)
     create.add_argument(
         "--lease",
         type=float,
-        default=LEASE_OF_CREATE_SECONDS,
+        default=TAKE_COMMANDS = ("exec", "run")
+
+LEASE_OF_CREATE_SECONDS,
         metavar="SECONDS",
         help="how long it lives (3600)",
     )
@@ -35,16 +39,16 @@ def add_commands(commands: Any) -> None:
 
     execute = commands.add_parser("exec", help="run a command in a sandbox")
     execute.add_argument("sandbox", help="its id")
-    add_exec_options(execute)
+    add_exec_options(execute, with_words)
     execute.set_defaults(action=run_exec)
 
     both = commands.add_parser("run", help="make a sandbox, run a command in it, delete it")
     create_options.add(both)
-    add_exec_options(both)
+    add_exec_options(both, with_words)
     both.set_defaults(action=run_run)
 
 
-def add_exec_options(parser: argparse.ArgumentParser) -> None:
+def add_exec_options(parser: argparse.ArgumentParser, with_words: bool) -> None:
     parser.add_argument(
         "-t", "--tty", action="store_true", help="give it a terminal, with this one's size and keys"
     )
@@ -59,12 +63,13 @@ def add_exec_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object when it has ended, output included"
     )
-    parser.add_argument(
-        "words",
-        nargs=argparse.REMAINDER,
-        metavar="-- COMMAND [ARGUMENT …]",
-        help="one word is text for the sandbox's shell, several are a program and its arguments",
-    )
+    if with_words:
+        parser.add_argument(
+            "words",
+            nargs=argparse.REMAINDER,
+            metavar="-- COMMAND [ARGUMENT …]",
+            help="one word is text for the sandbox's shell, several are a program and its arguments",
+        )
 
 
 async def run_create(client: AsyncClient, options: argparse.Namespace) -> int:
@@ -93,7 +98,6 @@ async def run_run(client: AsyncClient, options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    command_of(options)  # wrong usage is told before anything is made
     async with client.create(
         options.image, run=options.in_run, wait=options.wait, **create_options.read(options)
     ) as sandbox:
@@ -123,8 +127,6 @@ async def execute_in(sandbox: AsyncSandbox, options: argparse.Namespace) -> int:
 
 def command_of(options: argparse.Namespace) -> str | list[str]:
     words: list[str] = options.words
-    if words and words[0] == "--":
-        words = words[1:]
     if not words:
         print(f"sandman: {options.command} needs a command, after --", file=sys.stderr)
         raise SystemExit(2)

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in service.MODULES:
         return service.run(words[0], words[1:])
-    options = build_parser().parse_args(words)
+    options = parse(words)
     try:
         return asyncio.run(with_client(options))
     except KeyboardInterrupt:
@@ -55,6 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OUR_FAULT if options.command in ("exec", "run") else 1
 
 
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """All behind `--` is the command to run, whatever it looks like; without it, all behind the sandbox's id."""
+    if "--" in words and any(word in execute.TAKE_COMMANDS for word in words[: words.index("--")]):
+        cut = words.index("--")
+        options = build_parser(with_words=False).parse_args(words[:cut])
+        options.words = list(words[cut + 1 :])
+    else:
+        options = build_parser().parse_args(words)
+    if options.command in execute.TAKE_COMMANDS:
+        execute.command_of(options)
+    return options
+
+
 async def with_client(options: argparse.Namespace) -> int:
     async with AsyncClient(options.url) as client:
         action: Action = options.action
@@ -69,7 +82,7 @@ def complain(error: SandmanError) -> None:
         print(f"sandman: request {error.request_id}", file=sys.stderr)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(with_words: bool = True) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sandman",
         description=DESCRIPTION,
@@ -81,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, what in service.MODULES.items():
         commands.add_parser(name, help=what.summary, add_help=False)
-    execute.add_commands(commands)
+    execute.add_commands(commands, with_words)
     show.add_commands(commands)
     copying.add_commands(commands)
     return parser
