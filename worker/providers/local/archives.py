@@ -190,6 +190,8 @@ def _config(document: dict[str, Any]) -> ImageConfig:
     entries = config.get("Env") or []
     if not isinstance(entries, list):
         raise ImageInvalid("the image's Env is not a list")
+    if any("\0" in str(entry) for entry in entries):
+        raise ImageInvalid("the image's Env holds a null byte")
     env = dict(str(entry).split("=", 1) for entry in entries if "=" in str(entry)[1:])
     return ImageConfig(
         env, str(config.get("User") or "") or None, str(config.get("WorkingDir") or "") or None

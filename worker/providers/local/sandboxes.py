@@ -111,6 +111,8 @@ class Sandboxes:
         workspace.write_network_files(host_network=host_network)
         workdir = spec.workdir or config.workdir or (account.home if base.is_host else None)
         if workdir is not None:
+            # Images may name it without the slash.
+            workdir = "/" + workdir.lstrip("/")
             workspace.folder(workdir)
         workspace.folder(SPOOL_INSIDE)
         joined = cgroups.make(bases, record.id, limits)
