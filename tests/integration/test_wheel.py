@@ -88,7 +88,7 @@ def test_the_installed_service_runs_a_command(installed: Path, tmp_path: Path) -
         url = eventually(lambda: record.read_text().partition('"url": "')[2].partition('"')[0], 5)
         assert url in log.read_text()
         assert httpx.get(f"{url}/health/ready").status_code == 200
-        run = [str(installed / "sandman"), "exec", "--image", "host", "--", "echo", "from the wheel"]
+        run = [str(installed / "sandman"), "run", "--image", "host", "--", "echo", "from the wheel"]
         client_env = CLEAN_ENV | {
             "SANDMAN_URL": url,
             "SANDMAN_API_KEY": (data / "api-key").read_text().strip(),
