@@ -28,9 +28,7 @@ def add_commands(commands: Any, with_words: bool) -> None:
     create.add_argument(
         "--lease",
         type=float,
-        default=TAKE_COMMANDS = ("exec", "run")
-
-LEASE_OF_CREATE_SECONDS,
+        default=LEASE_OF_CREATE_SECONDS,
         metavar="SECONDS",
         help="how long it lives (3600)",
     )
