@@ -29,6 +29,8 @@ log = structlog.get_logger("sandman")
 
 STATE_KEY: Final = "services"
 _HOUSEKEEPING_SECONDS: Final = 5.0
+# With the 12 reads of the event feed it stays below the 32 connections of a process.
+_WRITES_AT_ONCE: Final = 12
 # The server listens only after start-up; a few seconds are far more than it takes.
 _LISTENER_TRIES: Final = 100
 
@@ -42,6 +44,9 @@ class Services:
     feed: EventFeed
     gateway: Gateway
     holder: Holder
+    writes: asyncio.Semaphore
+    """Passed by creates and claims, so that a burst of them waits here, without a time limit and in order, and leaves the ledger's
+    connections to everybody else."""
 
 
 def services_in(state: AppState) -> Services:
@@ -59,7 +64,7 @@ async def running(app: Litestar, settings: Settings, keys: KeyRing, drain: Drain
     pool = Pool()
     holder = Holder(ledger, routes, settings.lease.hold_seconds)
     samples = Samples(ledger)
-    gateway = Gateway(ledger, routes, holder, pool, samples)
+    gateway = Gateway(ledger, routes, holder, pool, samples, drain)
 
     def changed(sandbox_id: str | None) -> None:
         if sandbox_id is None:
@@ -69,7 +74,9 @@ async def running(app: Litestar, settings: Settings, keys: KeyRing, drain: Drain
 
     feed.listen(changed)
     await feed.start()
-    app.state[STATE_KEY] = Services(settings, drain, keys, ledger, feed, gateway, holder)
+    app.state[STATE_KEY] = Services(
+        settings, drain, keys, ledger, feed, gateway, holder, asyncio.Semaphore(_WRITES_AT_ONCE)
+    )
     keys.reload()
     tasks = [
         _forever("holder", holder.run()),

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from litestar.types import Receive, Scope, Send
 
-from app.body import Disconnected
+from app.drain import Drain
 from app.execs.schemas import ExecBody
 from app.gateway.holder import Holder
 from app.gateway.http1 import Head
@@ -60,12 +60,21 @@ _outcomes: Final = msgspec.json.Decoder(ExecOutcome)
 class Gateway:
     """One for a process."""
 
-    def __init__(self, ledger: Ledger, routes: Routes, holder: Holder, pool: Pool, samples: Samples) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        routes: Routes,
+        holder: Holder,
+        pool: Pool,
+        samples: Samples,
+        drain: Drain,
+    ) -> None:
         self._ledger = ledger
         self.routes = routes
         self.holder = holder
         self.pool = pool
         self.samples = samples
+        self._drain = drain
 
     async def exec(
         self, scope: Scope, receive: Receive, send: Send, route: Route, body: bytes, asked: ExecBody
@@ -111,15 +120,15 @@ class Gateway:
         with self.holder.hold(route):
             try:
                 async with connection(self.pool, route.address, fresh=True) as wire:
-                    hang_up = HangUp(receive, wire)
+                    hang_up = HangUp(receive, wire, self._drain)
                     try:
                         wire.send(head_bytes)
                         await send_up(scope, receive, wire, length, hang_up)
                         hang_up.watch_soon()
                         await send_down(scope, send, wire, await wire.head(), hang_up)
                     except WireError:
-                        if hang_up.gone:
-                            raise Disconnected from None
+                        if (ended := hang_up.ended()) is not None:
+                            raise ended from None
                         raise
                     finally:
                         hang_up.stop()
@@ -147,15 +156,15 @@ class Gateway:
             try:
                 async with connection(self.pool, route.address, fresh=tries > 0) as wire:
                     stale = wire.uses > 0
-                    hang_up = HangUp(receive, wire)
+                    hang_up = HangUp(receive, wire, self._drain)
                     try:
                         wire.send(request, no_body=call.method == b"HEAD")
                         hang_up.watch_soon()
                         head = await wire.head()
                         return head, await send_down(scope, send, wire, head, hang_up)
                     except WireError:
-                        if hang_up.gone:
-                            raise Disconnected from None
+                        if (ended := hang_up.ended()) is not None:
+                            raise ended from None
                         raise
                     finally:
                         hang_up.stop()

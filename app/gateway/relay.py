@@ -18,6 +18,7 @@ from litestar.types import Receive, Scope, Send
 
 from app.answers import problem_answer, request_id_of
 from app.body import AnswerCut, Disconnected
+from app.drain import Drain
 from app.gateway.http1 import Head
 from app.gateway.pool import Pool
 from app.gateway.routes import Route
@@ -90,15 +91,18 @@ def passed_up(scope: Scope) -> list[tuple[bytes, bytes]]:
 
 
 class HangUp:
-    """Watches the caller once nothing more is expected from it; ends the call when it is gone."""
+    """Watches the caller once nothing more is expected from it; ends the call when it is gone, or when this server must stop."""
 
-    def __init__(self, receive: Receive, wire: Wire) -> None:
+    def __init__(self, receive: Receive, wire: Wire, drain: Drain) -> None:
         self._receive = receive
         self._wire = wire
+        self._drain = drain
+        self._forget: Callable[[], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.gone = False
+        self.cut = False
 
     def watch_soon(self) -> None:
         self._timer = self._loop.call_later(WATCH_AFTER_SECONDS, self.watch)
@@ -106,6 +110,17 @@ class HangUp:
     def watch(self) -> None:
         if self._task is None:
             self._task = self._loop.create_task(self._watch())
+            self._forget = self._drain.on_cut(self._cut)
+
+    def ended(self) -> Exception | None:
+        """What to raise instead of the lost connection to the daemon, when it was lost on purpose."""
+        if self.gone:
+            return Disconnected()
+        return Problem("shutting-down", headers={"connection": "close"}) if self.cut else None
+
+    def _cut(self) -> None:
+        self.cut = True
+        self._wire.abort()
 
     async def _watch(self) -> None:
         while True:
@@ -120,6 +135,8 @@ class HangUp:
             self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
+        if self._forget is not None:
+            self._forget()
 
 
 @contextlib.asynccontextmanager

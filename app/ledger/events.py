@@ -26,6 +26,8 @@ _BLOCK_MS = 5_000
 _BATCH = 1_000
 _RECHECK_SECONDS = 1.5
 _RECHECK_CHUNK = 500
+_READS = 12
+"""Records read at once for those who wait: a burst that becomes ready must leave connections to everybody else."""
 _BACKOFF_SECONDS = (0.1, 2.0)
 
 _log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class EventFeed:
         self._ledger = ledger
         self._waiters: defaultdict[str, set[_Waiter]] = defaultdict(set)
         self._count = 0
+        self._reads = asyncio.Semaphore(_READS)
         self._signals: list[tuple[frozenset[str], asyncio.Event]] = []
         self._listeners: list[Callable[[str | None], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -91,7 +94,8 @@ class EventFeed:
                 waiter.woken.clear()
                 left = end - loop.time()
                 try:
-                    record = await self._ledger.get(sandbox_id)
+                    async with self._reads:
+                        record = await self._ledger.get(sandbox_id)
                 except LedgerUnavailable:
                     if left <= 0:
                         raise

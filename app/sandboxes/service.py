@@ -54,6 +54,7 @@ class SandboxService:
         self._feed: EventFeed = services.feed
         self._holder: Holder = services.holder
         self._drain: Drain = services.drain
+        self._writes = services.writes
 
     async def create(
         self, body: CreateSandbox, tenant: str, key: str | None, wait: float, receive: Receive
@@ -63,24 +64,25 @@ class SandboxService:
         spec = to_spec(body, settings.limits)
         lease = lease_seconds(body.lease_seconds, settings.lease)
         lifetime = lifetime_seconds(body.lifetime_seconds, settings.lease)
-        created = await self._ledger.create(
-            NewSandbox(
-                id=new_sandbox_id(),
-                tenant=tenant,
-                spec=spec,
-                run=body.run,
-                idempotency_key=key,
-                fingerprint=fingerprint(spec, body.run, lease, lifetime),
-                lease_seconds=lease,
-                lifetime_seconds=lifetime,
-                waiting=wait > 0,
+        async with self._writes:
+            created = await self._ledger.create(
+                NewSandbox(
+                    id=new_sandbox_id(),
+                    tenant=tenant,
+                    spec=spec,
+                    run=body.run,
+                    idempotency_key=key,
+                    fingerprint=fingerprint(spec, body.run, lease, lifetime),
+                    lease_seconds=lease,
+                    lifetime_seconds=lifetime,
+                    waiting=wait > 0,
+                )
             )
-        )
         record = created.record
         if record.state in PENDING and wait > 0:
             record = await self.wait(record, wait, receive, just_made=not created.existing)
         if record.live and not record.claimed:
-            record = await self._ledger.claim(record.id)
+            record = await self._claim(record)
         return Waited(record, created.existing)
 
     async def get(self, sandbox_id: str, tenant: str) -> Record:
@@ -96,8 +98,12 @@ class SandboxService:
         if wait > 0 and record.state in PENDING:
             record = await self.wait(record, wait, receive, just_made=False)
             if record.live and not record.claimed:
-                record = await self._ledger.claim(record.id)
+                record = await self._claim(record)
         return record
+
+    async def _claim(self, record: Record) -> Record:
+        async with self._writes:
+            return await self._ledger.claim(record.id)
 
     async def wait(self, record: Record, seconds: float, receive: Receive, *, just_made: bool) -> Record:
         """Until it is ready or over, for `seconds`, or until this server shuts down; holding it meanwhile. Raises Disconnected
