@@ -57,6 +57,9 @@ func (h *Handler) put(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if r.Header.Get("Content-Range") != "" { // RFC 9110: a server that would take the part for the whole must refuse it
+		return problem.Invalid("Content-Range", "a part of a file cannot be put")
+	}
 	full := absolute(h.options.DefaultDir, path)
 	if limit := h.options.MaxFileBytes; limit > 0 && r.ContentLength > limit {
 		return tooLarge(limit, full)
