@@ -3,7 +3,6 @@ package session
 import (
 	"net/http"
 	"os"
-	"regexp"
 	"sort"
 	"strconv"
 	"sync"
@@ -34,12 +33,21 @@ func New() *Sessions {
 	return &Sessions{byName: map[string]*Session{}, ended: map[string]string{}}
 }
 
-var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+// isIdentifier says whether a shell can have a variable of this name.
+func isIdentifier(name string) bool {
+	for i := range len(name) {
+		c := name[i]
+		if c != '_' && (c|0x20 < 'a' || c|0x20 > 'z') && (i == 0 || c < '0' || c > '9') {
+			return false
+		}
+	}
+	return name != ""
+}
 
 // Submit runs the exec in its session, behind what waits there already; the first use of a name starts it.
 func (s *Sessions) Submit(e *execs.Exec) {
 	for key := range e.Spec.Env {
-		if !identifier.MatchString(key) {
+		if !isIdentifier(key) {
 			e.Refuse(problem.Invalid("env", "a session's shell can hold only names of letters, digits and _"))
 			return
 		}
