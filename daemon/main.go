@@ -88,7 +88,6 @@ func serve(c *config.Config) error {
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- httpServer.Serve(listener) }()
-	pid1.Idle()
 	select {
 	case <-stop:
 		log.Print("stopping: asked to")

@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"syscall"
-	"time"
 
 	"sandman.dev/daemon/internal/proc"
 )
@@ -26,6 +25,7 @@ const (
 func Settle() {
 	// A fixed number also stops the runtime from re-reading the CPU limit every second: an idle daemon sleeps.
 	runtime.GOMAXPROCS(max(2, min(runtime.NumCPU(), maxThreads)))
+	// No collection is forced at the start: its bookkeeping would cost an idle daemon more than it gives back.
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)
 	proc.DefaultSignals()
@@ -48,12 +48,4 @@ func closeInherited() {
 	for fd := 3; fd < 1024; fd++ {
 		_, _, _ = syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_SETFD, syscall.FD_CLOEXEC)
 	}
-}
-
-// Idle gives back what starting up took. Call it when the daemon is ready.
-func Idle() {
-	time.AfterFunc(200*time.Millisecond, func() {
-		runtime.GC()
-		debug.FreeOSMemory()
-	})
 }
