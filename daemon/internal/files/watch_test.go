@@ -109,7 +109,11 @@ func TestWatchOfAFileAndHeartbeats(t *testing.T) {
 	s.write("f", "y", 0o644)
 	s.expect(lines, "written", s.at("f"))
 	s.refused(404, "not-found", "GET", "/v1/files/watch", q("path", "missing"), "")
+}
+
+func TestB069WatchesNeedTheUsersRights(t *testing.T) {
 	asRoot(t)
+	s := start(t)
 	if err := os.Mkdir(s.at("shut"), 0o700); err != nil {
 		t.Fatal(err)
 	}
