@@ -52,6 +52,9 @@ def test_up_becomes_the_services_own_program(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     up = tmp_path / "worker" / "up"
     up.mkdir(parents=True)
+    # A folder without it would yield to the real service's package, which an editable install has on the path.
+    for package in (up.parent, up):
+        (package / "__init__.py").touch()
     (up / "__main__.py").write_text(
         "import os, sys; print(os.getpid(), sys.argv[1:], os.environ['PYTHONPATH'])"
     )
