@@ -30,6 +30,11 @@ class Drain:
         self._finishing: asyncio.Future[None] | None = None
         self._cuts: set[Callable[[], None]] = set()
 
+    @property
+    def in_flight(self) -> int:
+        """Requests and sockets that are being served."""
+        return self._busy
+
     def bind(self) -> None:
         """Called once inside the running loop."""
         self._event = asyncio.Event()

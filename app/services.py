@@ -13,6 +13,7 @@ from litestar import Litestar
 from litestar.datastructures import State as AppState
 
 from app.auth.keys import KeyRing
+from app.collector import Collector
 from app.drain import Drain
 from app.gateway.gateway import Gateway
 from app.gateway.holder import Holder
@@ -81,7 +82,7 @@ async def running(app: Litestar, settings: Settings, keys: KeyRing, drain: Drain
     tasks = [
         _forever("holder", holder.run()),
         _forever("samples", samples.run()),
-        _forever("housekeeping", _keep_house(pool, routes)),
+        _forever("housekeeping", _keep_house(pool, routes, drain)),
         asyncio.create_task(_tune(settings.port)),
     ]
     log.info("api started", provider=settings.provider)
@@ -110,12 +111,14 @@ def _forever(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     return task
 
 
-async def _keep_house(pool: Pool, routes: Routes) -> None:
+async def _keep_house(pool: Pool, routes: Routes, drain: Drain) -> None:
+    collector = Collector()
     while True:
         await asyncio.sleep(_HOUSEKEEPING_SECONDS)
         pool.sweep()
         pool.report()
         routes.report()
+        collector.tidy(drain.in_flight)
 
 
 async def _tune(port: int) -> None:
