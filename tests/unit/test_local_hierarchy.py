@@ -129,6 +129,32 @@ def test_v2_processes_of_others_stay_where_they_are(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "cg/service/sandman-x.service").exists()
 
 
+def test_v2_a_login_session_uses_what_lies_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's scope holds the user's shell, so nothing can be made below it; the slice above hands controllers on."""
+    tree = tmp_path / "cg"
+    for name, enabled in (("", "cpu memory pids"), ("user", "cpu memory pids"), ("user/session", "")):
+        folder = tree / name
+        folder.mkdir()
+        (folder / "cgroup.controllers").write_text("cpu memory pids")
+        (folder / "cgroup.subtree_control").write_text(enabled)
+        (folder / "cgroup.procs").write_text("")
+    write = Path.write_text
+
+    def kernel(path: Path, data: str) -> int:
+        if path == tree / "user/session/cgroup.subtree_control":
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        if path.name == "cgroup.subtree_control":
+            path.touch()
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_text", kernel)
+    monkeypatch.setattr(hierarchy, "may_move", lambda folder: False)
+    bases = find_bases("sandman-x", f"40 1 0:30 / {tree} rw - cgroup2 cgroup2 rw\n", "0::/user/session\n")
+    assert bases.sandbox_folders("sb-a") == [tree / "user/sandman-x/sb-a"]
+    assert set(bases.versions) == {"memory", "cpu", "pids"} and not bases.problems
+    assert not (tree / "user/session/sandman-x").exists()
+
+
 @pytest.mark.parametrize(
     ("controller", "version", "expected"),
     [

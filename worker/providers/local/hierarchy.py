@@ -2,11 +2,13 @@
 
 Version 1 has one tree a controller, and each may put this process elsewhere. Version 2 has one tree, where a cgroup that has
 processes of its own cannot have children with controllers: so the service's own processes move to a leaf first, which is only
-done where the cgroup was delegated to us or holds nobody else.
+done where the cgroup was delegated to us or holds nobody else. Elsewhere (a login session, a unit without Delegate=) sandboxes go below
+the nearest cgroup above ours that hands controllers on already and lets us in.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -86,23 +88,30 @@ def find_bases(instance: str, mountinfo: str, membership: str) -> Bases:
     folders: dict[str, Path] = {}
     versions: dict[str, Version] = {}
     problems: dict[str, str] = {}
-    unified = next((mount for mount in mounts if mount.version == "cgroup-v2"), None)
+    left = []
     for controller in CONTROLLERS:
         mount = next((m for m in mounts if m.version == "cgroup-v1" and controller in m.controllers), None)
+        if mount is None:
+            left.append(controller)
+            continue
         try:
-            if mount is not None:
-                folders[controller] = _base_v1(mount, own.get(controller), instance)
-                versions[controller] = "cgroup-v1"
-            elif unified is not None:
-                folders[controller] = _base_v2(unified, own.get(""), instance, controller)
-                versions[controller] = "cgroup-v2"
-            else:
-                problems[controller] = "no cgroup tree is mounted"
-        except OSError as error:
-            problems[controller] = f"{error.strerror} ({error.filename})"
-        except LookupError as error:
-            problems[controller] = str(error.args[0])
+            folders[controller] = _base_v1(mount, own.get(controller), instance)
+            versions[controller] = "cgroup-v1"
+        except (OSError, LookupError) as error:
+            problems[controller] = _said(error)
+    unified = next((mount for mount in mounts if mount.version == "cgroup-v2"), None)
+    if unified is not None and left:
+        base, usable, why_not = _base_v2(unified, own.get(""), instance, left)
+        folders.update(dict.fromkeys(usable, base))
+        versions.update(dict.fromkeys(usable, "cgroup-v2"))
+        problems.update(why_not)
+    else:
+        problems.update(dict.fromkeys(left, "no cgroup tree is mounted"))
     return Bases(folders, versions, problems)
+
+
+def _said(error: OSError | LookupError) -> str:
+    return f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error.args[0])
 
 
 def read_bases(instance: str) -> Bases:
@@ -129,21 +138,62 @@ def _base_v1(mount: Mount, path: str | None, instance: str) -> Path:
     return base
 
 
-def _base_v2(mount: Mount, path: str | None, instance: str, controller: str) -> Path:
+def _base_v2(
+    mount: Mount, path: str | None, instance: str, wanted: list[str]
+) -> tuple[Path, list[str], dict[str, str]]:
+    """One place for all controllers, since a process is in one cgroup of this tree: below our own if that can be arranged, else below
+    the nearest cgroup above it that hands controllers on and that we may write to. Answers (place, usable, problems)."""
     own = None if path is None else folder_of(mount, path)
     if own is None or not own.is_dir():
-        raise LookupError("this process's own cgroup is not visible")
+        return mount.point, [], dict.fromkeys(wanted, "this process's own cgroup is not visible")
     leaf = f"{instance}.service"
     if own.name == leaf:
         own = own.parent
-    if controller not in (own / "cgroup.controllers").read_text().split():
-        raise LookupError(f"the {controller} controller is not delegated to {own}")
-    base = own / instance
-    make_folder(base)
-    if controller not in (own / "cgroup.subtree_control").read_text().split():
-        _enable(own, controller, leaf)
-    _enable(base, controller, leaf=None)
-    return base
+    above = [folder for folder in own.parents if folder.is_relative_to(mount.point)]
+    best: tuple[Path, list[str], dict[str, str]] | None = None
+    for parent in (own, *above):
+        usable, problems = _controllers_below(parent, instance, wanted, leaf if parent == own else None)
+        if best is None or len(usable) > len(best[1]):
+            if best is not None:
+                _remove_empty(best[0])
+            best = (parent / instance, usable, problems if best is None else {**best[2], **problems})
+        elif not usable:
+            _remove_empty(parent / instance)
+        if len(usable) == len(wanted):
+            break
+    assert best is not None
+    return best[0], best[1], {name: why for name, why in best[2].items() if name not in best[1]}
+
+
+def _controllers_below(
+    parent: Path, instance: str, wanted: list[str], leaf: str | None
+) -> tuple[list[str], dict[str, str]]:
+    """Which controllers sandboxes below `parent`/`instance` can have, after what can be done for it was done."""
+    usable: list[str] = []
+    problems: dict[str, str] = {}
+    base = parent / instance
+    for controller in wanted:
+        try:
+            if controller not in (parent / "cgroup.controllers").read_text().split():
+                raise LookupError(f"the {controller} controller is not delegated to {parent}")
+            # To move a process takes the right to write to what is above both its old and its new place.
+            if not os.access(parent / "cgroup.procs", os.W_OK):
+                raise LookupError(f"{parent} may not be written to")
+            make_folder(base)
+            if controller not in (parent / "cgroup.subtree_control").read_text().split():
+                if leaf is None:
+                    raise LookupError(f"{parent} does not hand the {controller} controller on")
+                _enable(parent, controller, leaf)
+            _enable(base, controller, leaf=None)
+            usable.append(controller)
+        except (OSError, LookupError) as error:
+            problems[controller] = _said(error)
+    return usable, problems
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _enable(folder: Path, controller: str, leaf: str | None) -> None:
