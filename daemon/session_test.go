@@ -91,8 +91,8 @@ func TestSessionStatusAndSyntax(t *testing.T) {
 		if r := d.sh("echo 99 0 >&9; echo 99 0 >&250; (exit 5)", "session", s); r.code() == 0 || r.Ended { // no way to forge an end
 			t.Fatalf("%+v", r)
 		}
-		expect(t, d.sh("alias ll='echo LL'; eval() { echo mine; }; echo() { :; }", "session", s), 0, "")
-		expect(t, d.sh("unset -f echo; ll", "session", s), 0, "LL\n")
+		expect(t, d.sh("alias ll='printf LL' eval='echo mine'; echo() { :; }", "session", s), 0, "")
+		expect(t, d.sh("ll; unalias eval; unset -f echo", "session", s), 0, "LL")
 		expect(t, d.sh(": "+strings.Repeat("A", 1<<20), "session", s), 0, "")
 		r := d.sh("sleep 617 & echo bg", "session", s)
 		expect(t, r, 0, "bg\n")
