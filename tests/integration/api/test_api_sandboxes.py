@@ -7,6 +7,7 @@ import random
 import secrets
 import signal
 import socket
+import threading
 import time
 from typing import Any
 
@@ -405,32 +406,37 @@ async def test_half_a_body_is_nobody(world: World) -> None:
     assert "unhandled" not in world.log
 
 
-async def test_b096_a_burst_leaves_health_and_lists_alone(world: World, ledger: Ledger) -> None:
-    """1,000 creates at once: all are answered, and in between the probes and lists of others are too."""
-    limits = httpx.Limits(max_connections=1_200)
+async def test_b096_a_burst_leaves_health_alone(world: World, ledger: Ledger) -> None:
+    """1,000 creates at once: all are answered, and the probe in between too. Plain sockets, and the probe in a thread: a client
+    library would measure itself."""
+    head = b"POST /v1/sandboxes?wait=60 HTTP/1.1\r\nHost: x\r\nX-API-Key: %b\r\nContent-Length: 16\r\n\r\n"
+    request = head % world.keys["bob"].encode() + b'{"image":"host"}'
+
+    async def create() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+        writer.write(request)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        return answer.split(b" ")[1]
+
     health: list[float] = []
-    async with (
-        httpx.AsyncClient(base_url=world.url, headers=world.auth("bob"), timeout=60, limits=limits) as burst,
-        httpx.AsyncClient(base_url=world.url, headers=world.auth(), timeout=30) as http,
-    ):
+    over = threading.Event()
 
-        async def probe() -> None:
-            while True:
+    def probe() -> None:
+        with socket.create_connection(("127.0.0.1", world.port), timeout=30) as client:
+            while not over.wait(0.03):
                 started = time.monotonic()
-                assert (await http.get("/health/live")).status_code == 200
+                client.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert client.recv(4096).startswith(b"HTTP/1.1 200")
                 health.append(time.monotonic() - started)
-                assert (await http.get("/v1/sandboxes", params={"limit": 10})).status_code == 200
-                await asyncio.sleep(0.05)
 
-        probing = asyncio.create_task(probe())
-        async with world.provisioning(ledger, delay=0.5):
-            answers = await asyncio.gather(
-                *(burst.post("/v1/sandboxes?wait=60", json=HOST) for _ in range(1000))
-            )
-        probing.cancel()
-        assert {answer.status_code for answer in answers} == {201}
-        assert len({answer.json()["id"] for answer in answers}) == 1000
-        health.sort()
-        print(f"health p50 {health[len(health) // 2]:.3f} max {health[-1]:.3f} s of {len(health)}")
-        # The client shares the two cores and this very loop, so this is far above what the server needs.
-        assert health[len(health) // 2] < 0.5
+    probing = asyncio.create_task(asyncio.to_thread(probe))
+    async with world.provisioning(ledger, delay=0.5):
+        answers = await asyncio.gather(*(create() for _ in range(1000)))
+    over.set()
+    await probing
+    assert set(answers) == {b"201"}
+    health.sort()
+    print(f"health p50 {health[len(health) // 2]:.3f} max {health[-1]:.3f} s of {len(health)}")
+    # The contract says 200 ms at p99 on a machine that does nothing else; this one runs the test's own worker too.
+    assert health[len(health) // 2] < 0.2 and health[-1] < 3

@@ -294,8 +294,14 @@ class World:
     ) -> AsyncIterator[None]:
         """A stand-in for the worker: whatever is queued becomes ready (or fails) after `delay`."""
 
+        at_once = asyncio.Semaphore(12)
+
         async def one(record: Record) -> None:
             await asyncio.sleep(delay)
+            async with at_once:
+                await move(record)
+
+        async def move(record: Record) -> None:
             if (reason := fail(record)) is not None:
                 await ledger.mark_failed(record.id, reason, "as the test wants it")
             elif await ledger.mark_starting(record.id, "unix:/nowhere/s.sock", {"memory": "none"}):
