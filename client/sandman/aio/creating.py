@@ -93,7 +93,7 @@ def opened(client: AsyncClient, answer: Answer) -> AsyncSandbox:
 def failure_from(error: ProblemError) -> SandmanError:
     """A create that was answered with why it failed; everything else is what it is."""
     sandbox = error.members.get("sandbox_id")
-    if not isinstance(sandbox, str):
+    if not isinstance(sandbox, str) or not {"reason", "reclaim"} & error.members.keys():
         return error
     reason = error.members.get("reason") or error.members.get("reclaim") or error.slug
     failed = SandboxFailed(
