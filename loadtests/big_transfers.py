@@ -14,7 +14,6 @@ import hashlib
 import json
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -23,10 +22,10 @@ from typing import Any
 import httpx
 import websockets
 
+from loadtests.measure import MIB, Memory
 from tests.burst import SMALL
 from tests.service import Service, start_service
 
-MIB = 1024**2
 GROWTH_MAX = 96 * MIB
 """Windows, kernel buffers' mirrors and allocator slack come to about a third of it; 1 GiB held whole would be ten times it."""
 STREAM_WINDOW = 1 * MIB
@@ -46,46 +45,6 @@ class Noise:
     async def stream(self) -> AsyncIterator[bytes]:
         for number in range(self.mib):
             yield number.to_bytes(8, "big") + self.block
-
-
-class Memory:
-    """Highest resident size of each watched process while inside."""
-
-    def __init__(self, pids: dict[str, list[int]]) -> None:
-        self._pids = pids
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.before = self._now()
-        self.peak = dict(self.before)
-
-    def __enter__(self) -> Memory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def growth(self) -> dict[str, int]:
-        return {name: self.peak[name] - self.before[name] for name in self._pids}
-
-    def _now(self) -> dict[str, int]:
-        return {name: sum(resident(pid) for pid in pids) for name, pids in self._pids.items()}
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.1):
-            for name, size in self._now().items():
-                self.peak[name] = max(self.peak[name], size)
-
-
-def resident(pid: int) -> int:
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
 
 
 def watched(service: Service) -> dict[str, list[int]]:

@@ -9,8 +9,6 @@ The four ways take turns in every round, so that whatever else the machine does 
     daemon      the sandbox's daemon over its unix socket, HTTP keep-alive, no service between
     http        through the service, HTTP keep-alive
     websocket   through the service, one WebSocket kept open
-
-A raw socket speaks HTTP here: a client library's own cost (httpx: about 1 ms) would hide what is measured.
 """
 
 from __future__ import annotations
@@ -20,54 +18,18 @@ import asyncio
 import hashlib
 import hmac
 import json
-import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import websockets
 
+from loadtests.measure import NOOP, WARM_UP, KeepAlive, bare, check, share
 from tests.burst import SMALL
 from tests.service import Service, start_service
-
-ARGV = ["/bin/true"]
-WARM_UP = 30
-
-
-class KeepAlive:
-    """One connection, one request at a time; answers are read by Content-Length."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
-        self._reader, self._writer, self._token = reader, writer, token
-
-    async def post(self, path: str, body: Any) -> dict[str, Any]:
-        data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._token}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        self._writer.write(head.encode() + data)
-        answer = await self._reader.readuntil(b"\r\n\r\n")
-        lines = answer.decode().lower().split("\r\n")
-        length = next(int(line.partition(":")[2]) for line in lines if line.startswith("content-length:"))
-        result: dict[str, Any] = json.loads(await self._reader.readexactly(length))
-        if not lines[0].startswith("http/1.1 200"):
-            raise RuntimeError(f"{path}: {lines[0]} {result}")
-        return result
-
-
-def bare() -> None:
-    reading, writing = os.pipe()
-    actions = [(os.POSIX_SPAWN_DUP2, writing, 1), (os.POSIX_SPAWN_CLOSE, reading)]
-    pid = os.posix_spawn(ARGV[0], ARGV, {"PATH": "/usr/bin:/bin"}, file_actions=actions)
-    os.close(writing)
-    while os.read(reading, 65536):
-        pass
-    os.close(reading)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status != 0:
-        raise RuntimeError(f"{ARGV[0]} ended with {status}")
 
 
 def token_of(service: Service, sandbox: str) -> str:
@@ -102,15 +64,15 @@ async def measure(service: Service, rounds: int) -> dict[str, list[float]]:
                 bare()
 
             async def by_daemon() -> None:
-                check(await direct.post("/v1/exec", {"argv": ARGV}))
+                check(await direct.post("/v1/exec", {"argv": NOOP}))
 
             async def by_http() -> None:
-                check(await through.post(f"/v1/sandboxes/{sandbox}/exec", {"argv": ARGV}))
+                check(await through.post(f"/v1/sandboxes/{sandbox}/exec", {"argv": NOOP}))
 
             async def by_websocket() -> None:
                 nonlocal channel
                 channel += 1
-                await socket.send(json.dumps({"op": "start", "ch": channel, "argv": ARGV}))
+                await socket.send(json.dumps({"op": "start", "ch": channel, "argv": NOOP}))
                 while True:
                     frame = await socket.recv()
                     if isinstance(frame, str):
@@ -139,21 +101,13 @@ async def measure(service: Service, rounds: int) -> dict[str, list[float]]:
             http.delete(f"/v1/sandboxes/{sandbox}")
 
 
-def check(result: dict[str, Any]) -> None:
-    if result["exit_code"] != 0:
-        raise RuntimeError(f"unexpected result: {result}")
-
-
 def show(seconds: dict[str, list[float]]) -> None:
     floor = statistics.median(seconds["bare"])
     print(
-        f"{'':10} {'p50 ms':>8} {'p90 ms':>8} {'p99 ms':>8} {'p50 ÷ bare':>11}   {len(seconds['bare'])} rounds, {ARGV[0]}"
+        f"{'':10} {'p50 ms':>8} {'p90 ms':>8} {'p99 ms':>8} {'p50 ÷ bare':>11}   {len(seconds['bare'])} rounds, {NOOP[0]}"
     )
     for name, values in seconds.items():
-        ordered = sorted(values)
-        p50, p90, p99 = (
-            ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.9, 0.99)
-        )
+        p50, p90, p99 = (share(values, part) for part in (0.5, 0.9, 0.99))
         print(f"{name:10} {p50 * 1e3:8.3f} {p90 * 1e3:8.3f} {p99 * 1e3:8.3f} {p50 / floor:11.2f}")
 
 
