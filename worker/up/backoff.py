@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 FIRST_SECONDS = 0.2
 """A single crash costs hardly more than the start itself."""
-MAX_SECONDS = 10.0
-"""A child that cannot live is tried often enough to be back soon after its cause is gone, and costs no more than 1 % of a core."""
-HEALTHY_SECONDS = 30.0
-"""A child that lived this long had started well: what killed it is news, not the same failure again."""
+MAX_SECONDS = 5.0
+"""With the time to start, an API that keeps dying is away for less than the 10 s after which creates that nobody waits for are taken
+back. What cannot live at all is tried often enough to be back soon after its cause is gone."""
+HEALTHY_SECONDS = 5.0
+"""What cannot live dies while it starts, within about 3 s. A child that lived longer had started well: what killed it is news, and
+waiting for longer each time would only prolong the outage."""
 
 
 @dataclass
