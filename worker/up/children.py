@@ -82,6 +82,11 @@ class Child:
         """Deaths in a row without a healthy while between them."""
         return self._backoff.failures
 
+    @property
+    def started(self) -> bool:
+        """Whether it ever ran."""
+        return self._started > 0
+
     def start(self) -> None:
         self._again = None
         self._started = time.monotonic()

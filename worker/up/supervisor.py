@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from worker.up import http
-from worker.up.children import Child, ChildPlan, python
+from worker.up.children import Child, ChildPlan
+from worker.up.drainer import Drainer
 from worker.up.folders import Folders
 from worker.up.keys import write_private
 from worker.up.options import default_data_dir
 from worker.up.preflight import SERVICE_ROOT
 from worker.up.report import Report
-from worker.up.spawn import children_of, reap, spawn
+from worker.up.spawn import children_of, reap
 from worker.up.status import StatusLine
 
 VALKEY_START_SECONDS = 60.0
@@ -62,7 +63,7 @@ class Supervisor:
         self._key = key
         self._report = report
         self._children = {plan.name: Child(plan, env, folders, report) for plan in plans}
-        self._drain: tuple[int, asyncio.Event] | None = None
+        self._drainer = Drainer(env, folders)
         self._stop_asked = asyncio.Event()
         self._at_once = asyncio.Event()
         self._was_ready = False
@@ -194,8 +195,7 @@ class Supervisor:
 
     def _reap(self) -> None:
         for pid, code in reap():
-            if self._drain is not None and pid == self._drain[0]:
-                self._drain[1].set()
+            if self._drainer.died(pid, code):
                 continue
             for child in self._children.values():
                 if child.pid == pid:
@@ -214,47 +214,21 @@ class Supervisor:
         app, valkey = self._children["app"], self._children.get("valkey")
         # The API's end is final now, the others are still restarted if they die: the drain needs them.
         app.cease()
-        if self._was_ready or any(child.pid is not None for child in self._children.values()):
-            no_more = self._start_drain() if valkey is None or valkey.pid is not None else None
+        if app.started:
+            self._drainer.start()
             await app.stop(APP_SECONDS)
-            if no_more is not None:
-                os.close(no_more)
-                await self._drained(began + DRAIN_UNTIL - time.monotonic())
+            if await self._drainer.finish(began + DRAIN_UNTIL - time.monotonic()):
+                self._report.say("drained", "every sandbox is taken back")
+            else:
+                self._report.say(
+                    "drain_late",
+                    "some sandboxes were not taken back in time; killing them, the next start cleans up",
+                )
         workers = [child for name, child in self._children.items() if name in {"worker", "loops"}]
         await asyncio.gather(*(child.stop(WORKERS_SECONDS) for child in workers))
         self._kill_adopted()
         if valkey is not None:
             await valkey.stop(VALKEY_SECONDS)
-
-    def _start_drain(self) -> int:
-        """Returns the descriptor whose closing says that no new sandbox can come."""
-        reading, writing = os.pipe()
-        pid = spawn(
-            python("worker.up.drain"),
-            self._env,
-            cwd=self._folders.data,
-            keep=(self._folders.children_lock,),
-            stdin=reading,
-            stdout=2,
-        )
-        os.close(reading)
-        self._drain = (pid, asyncio.Event())
-        return writing
-
-    async def _drained(self, seconds: float) -> None:
-        if self._drain is None:
-            return
-        pid, ended = self._drain
-        try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                await ended.wait()
-            self._report.say("drained", "every sandbox is taken back")
-        except TimeoutError:
-            self._report.say(
-                "drain_late",
-                "some sandboxes were not taken back in time; killing them, the next start cleans up",
-            )
-            os.kill(pid, signal.SIGKILL)
 
     def _kill_adopted(self) -> None:
         """SIGKILL what was handed over to us: sandboxes that the drain did not get to, left-behind helpers of a child."""

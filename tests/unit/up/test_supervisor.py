@@ -38,12 +38,12 @@ time.sleep(600)
 MAIN = """
 import asyncio, os, sys
 from pathlib import Path
-from worker.up import folders as places, preflight, supervisor
+from worker.up import drainer, folders as places, preflight, supervisor
 from worker.up.children import ChildPlan, make_environment
 from worker.up.report import Report
 from worker.up.spawn import become_subreaper
 data, scripts = Path(sys.argv[1]), Path(sys.argv[2])
-supervisor.python = lambda module: (sys.executable, "-c", "pass")
+drainer.python = lambda module: (sys.executable, str(scripts / "drain.py"))
 folders = places.prepare(data, sandbox_uid=400000)
 port = preflight.choose_port("127.0.0.1", 0)
 env = make_environment({"SANDMAN_PORT": str(port)}, preflight.SERVICE_ROOT, os.environ)
@@ -63,7 +63,7 @@ class Bench:
         self.folder = folder
         self.marks = folder / "marks"
         self.marks.mkdir()
-        for name, text in {"worker": SLEEPER, "loops": SLEEPER, "app": APP}.items():
+        for name, text in {"worker": SLEEPER, "loops": SLEEPER, "app": APP, "drain": ""}.items():
             self.script(name, text)
         self.process: subprocess.Popen[str] | None = None
         self.log = folder / "log"
@@ -156,6 +156,26 @@ def test_a_child_that_ignores_sigterm_is_killed_in_time(bench: Bench) -> None:
     process.wait(15)
     assert time.monotonic() - began < 10
     assert bench.alive() == []
+
+
+def test_a_drain_that_dies_is_started_again(bench: Bench) -> None:
+    """It is killed twice by its own hand; the third one is let through."""
+    bench.script(
+        "drain",
+        """
+        import os, sys
+        marks = os.environ["MARKS"]
+        open(marks + "/drain.%d" % os.getpid(), "w").close()
+        if len([name for name in os.listdir(marks) if name.startswith("drain.")]) < 3:
+            os.kill(os.getpid(), 9)
+        """,
+    )
+    process = bench.start()
+    bench.wait_log("ready at")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert len(bench.pids("drain")) == 3
+    assert "every sandbox is taken back" in bench.log.read_text()
 
 
 def test_a_second_ctrl_c_ends_everything_at_once(bench: Bench) -> None:
