@@ -80,6 +80,12 @@ func start(t testing.TB, over settings) *daemon { return startAs(t, "serve", ove
 
 func startAs(t testing.TB, role string, over settings, attr *syscall.SysProcAttr) *daemon {
 	t.Helper()
+	return startWith(t, role, over, func(c *exec.Cmd) { c.SysProcAttr = attr })
+}
+
+// startWith lets adjust change how the process is started.
+func startWith(t testing.TB, role string, over settings, adjust func(*exec.Cmd)) *daemon {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "sandmand")
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +100,7 @@ func startAs(t testing.TB, role string, over settings, attr *syscall.SysProcAttr
 	d.cmd = exec.Command(os.Args[0])
 	d.cmd.Env = append(os.Environ(), roleName+"="+role, "SANDMAND_CONFIG="+string(raw), "SECRET_OF_THE_DAEMON=canary")
 	d.cmd.Stderr = d.log
-	d.cmd.SysProcAttr = attr
+	adjust(d.cmd)
 	if err := d.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

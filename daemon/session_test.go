@@ -147,3 +147,14 @@ func TestB031SessionDeleteLeavesBackgroundWork(t *testing.T) {
 		t.Fatal(status)
 	}
 }
+
+func TestB022WaitingCommandIsCancelled(t *testing.T) {
+	d := start(t, nil)
+	d.call("POST", "/v1/exec", request{"command": "sleep 0.5", "session": "s", "background": true})
+	d.call("POST", "/v1/exec", request{"command": "echo never >> " + d.dir + "/ran", "session": "s", "background": true, "id": "w"})
+	d.call("POST", "/v1/execs/w/signal", request{"signal": "TERM"})
+	if r := decode(t, second(d.call("GET", "/v1/execs/w?wait=5", nil))); !strings.HasSuffix(r.Type, "exec-cancelled") {
+		t.Fatalf("%+v", r)
+	}
+	expect(t, d.sh("cat "+d.dir+"/ran 2>/dev/null; echo on", "session", "s"), 0, "on\n")
+}

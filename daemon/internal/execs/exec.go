@@ -37,6 +37,7 @@ type Exec struct {
 	terminal   *terminal
 	followers  int
 	lost       []*Follower // whose connections were lost, and which are still held for
+	cancelled  bool        // signalled before its turn
 	killedByUs bool        // a hosted command's shell was
 	canceler   func()      // how a session stops its command; nil: by the tree
 

@@ -57,6 +57,9 @@ const (
 func (e *Exec) Signal(sig syscall.Signal, scope Scope) int {
 	e.mu.Lock()
 	tree := e.tree
+	if tree == nil && (sig == syscall.SIGKILL || sig == syscall.SIGTERM || sig == syscall.SIGINT) {
+		e.cancelled = true // it waits for its turn in a session, and then does not begin
+	}
 	e.mu.Unlock()
 	if tree == nil {
 		return 0

@@ -83,3 +83,10 @@ func (e *Exec) TimedOut() bool {
 	defer e.mu.Unlock()
 	return e.timedOut
 }
+
+// Cancelled says whether the command was to be ended before it began.
+func (e *Exec) Cancelled() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.cancelled
+}

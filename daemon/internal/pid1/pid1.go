@@ -29,7 +29,7 @@ func Settle() {
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)
 	proc.DefaultSignals()
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // caught and dropped; ignoring would be inherited
+	dropSignals()
 	syscall.Umask(0o022)
 	proc.Prepare()
 	proc.OOMKills() // opens the counter while /proc/self can be read
@@ -37,6 +37,26 @@ func Settle() {
 	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetDumpable, 0, 0)
 	closeInherited()
 }
+
+// dropSignals catches what would end the process and drops it; ignoring would be inherited by the commands. A log that
+// nobody reads and a file size limit must not end the daemon: the write's error is enough. The kernel keeps signals from an
+// init that has no handler for them, but the runtime has one for each, and most of them end the program: so the first
+// process drops whatever its sandbox sends. TERM and INT are what asks it to end.
+func dropSignals() {
+	dropped := []os.Signal{syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGXFSZ}
+	if os.Getpid() == 1 {
+		for sig := syscall.Signal(1); sig <= lastSignal; sig++ {
+			switch sig {
+			case syscall.SIGINT, syscall.SIGTERM, syscall.SIGCHLD, syscall.SIGURG: // the last is the runtime's own
+			default:
+				dropped = append(dropped, sig)
+			}
+		}
+	}
+	signal.Notify(make(chan os.Signal, 1), dropped...)
+}
+
+const lastSignal = 64
 
 // closeInherited marks every descriptor but the standard ones close-on-exec: what the daemon was given is not the
 // commands'.

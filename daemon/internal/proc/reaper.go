@@ -136,7 +136,9 @@ func (r *reaper) collect(pid int) {
 	var usage syscall.Rusage
 	p.mu.Lock()
 	got, err := syscall.Wait4(pid, &status, syscall.WNOHANG, &usage)
-	if got == pid || err == syscall.ECHILD {
+	// A stop is told, against what was asked for, of a process that made its parent its tracer: it has not ended, and
+	// its next stop or end will be told again.
+	if (got == pid && (status.Exited() || status.Signaled())) || err == syscall.ECHILD {
 		p.reaped = true
 	}
 	p.mu.Unlock()

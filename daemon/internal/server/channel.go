@@ -93,6 +93,9 @@ func (ch *channel) begin(e *execs.Exec, attached, blocks, follow bool) {
 	}
 	if !follow {
 		c.drop(ch)
+		if !attached && e.Input != nil && e.Spec.PTY == nil {
+			e.Input.EOF() // nobody will feed it
+		}
 		_ = c.socket.Write(websocket.Text, append(out, '}'), nil)
 		return
 	}

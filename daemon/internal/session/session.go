@@ -113,6 +113,10 @@ func (s *Session) serve() string {
 			}
 			continue
 		}
+		if e.Cancelled() {
+			e.Refuse(&problem.Problem{Slug: "exec-cancelled", Title: "The command was cancelled before it began", Status: http.StatusConflict})
+			continue
+		}
 		fresh := s.shell == nil
 		if fresh {
 			started, err := startShell(e)

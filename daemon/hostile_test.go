@@ -1,0 +1,81 @@
+package main
+
+// What a command or a caller might do to a daemon that would rather be left alone.
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+)
+
+func TestATracedCommandHasNotEnded(t *testing.T) {
+	d := start(t, nil)
+	// PTRACE_TRACEME makes the daemon the tracer: its wait is then told of every stop, which is no end.
+	script := d.dir + "/traced.py"
+	text := "import ctypes, os\nctypes.CDLL(None).ptrace(0, 0, 0, 0)\nos.execv('/bin/sleep', ['sleep', '618'])\n"
+	if err := os.WriteFile(script, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r := d.exec(request{"argv": []string{"python3", script}, "timeout_seconds": 1.5, "grace_seconds": 0.2})
+	if r.Reason == "not_found" {
+		t.Skip("no python3")
+	}
+	if !r.TimedOut || r.code() != 137 {
+		t.Fatalf("%+v", r)
+	}
+	if n := count(t, "sleep 618"); n != 0 {
+		t.Fatalf("%d left", n)
+	}
+	expect(t, d.sh("echo well"), 0, "well\n")
+}
+
+func TestSignalsFromInsideDoNotEndTheInit(t *testing.T) {
+	d := startInit(t)
+	for sig := syscall.Signal(1); sig <= 64; sig++ {
+		switch sig {
+		case syscall.SIGINT, syscall.SIGTERM: // ask it to end, from wherever
+		case 32, 33: // the C library's own: a shell will not send them
+		default:
+			expect(t, d.sh(fmt.Sprintf("kill -%d 1; echo sent", sig)), 0, "sent\n")
+		}
+	}
+	_ = d.sh("kill -KILL -1")
+	time.Sleep(50 * time.Millisecond)
+	expect(t, d.sh("grep Sig[BI] /proc/self/status | grep -v '0000000000000000$'"), 1, "") // and a command inherits none of it
+}
+
+func TestALogThatNobodyReadsDoesNotEndTheDaemon(t *testing.T) {
+	reading, writing, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := startWith(t, "serve", nil, func(c *exec.Cmd) { c.Stderr = writing })
+	writing.Close()
+	reading.Close()
+	expect(t, d.sh("setsid sleep 619 >/dev/null 2>&1 & echo ok"), 0, "ok\n")
+	_ = d.cmd.Process.Signal(syscall.SIGTERM) // which it logs
+	eventually(t, "all is taken down", func() bool { return count(t, "sleep 619") == 0 && dead(d) })
+}
+
+func TestAFileSizeLimitDegradesTheSpoolOnly(t *testing.T) {
+	dir := t.TempDir()
+	d := start(t, settings{"spool_dir": dir})
+	limit := syscall.Rlimit{Cur: 1 << 20, Max: 1 << 20}
+	setLimit(t, d.cmd.Process.Pid, syscall.RLIMIT_FSIZE, &limit)
+	r := d.sh("head -c 8000000 /dev/zero | tr '\\0' x", "max_output_bytes", 1000)
+	if r.code() != 0 || r.OutBytes != 8_000_000 || len(r.Stdout) != 1000 {
+		t.Fatalf("%d, %d bytes, %d shown", r.code(), r.OutBytes, len(r.Stdout))
+	}
+}
+
+func setLimit(t testing.TB, pid, resource int, limit *syscall.Rlimit) {
+	t.Helper()
+	_, _, errno := syscall.RawSyscall6(syscall.SYS_PRLIMIT64, uintptr(pid), uintptr(resource), uintptr(unsafe.Pointer(limit)), 0, 0, 0)
+	if errno != 0 {
+		t.Fatal(errno)
+	}
+}
