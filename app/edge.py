@@ -62,6 +62,11 @@ class Edge:
                 answer["headers"] = [*answer.get("headers", ()), id_header]
             elif kind == "websocket.accept":
                 status = 101
+            elif kind == "websocket.close" and not status:
+                # The framework's way to refuse a socket; the server would answer it with an empty 403.
+                slug = "internal" if view.get("path_template") else "not-found"
+                await send_problem(scope, receive, send_marked, Problem(slug))
+                return
             await send(message)
 
         is_http = scope["type"] == ScopeType.HTTP

@@ -27,6 +27,8 @@ from app.problems import MEDIA_TYPE, Problem
 
 # Below this an answer is sent in one piece, with one message to the server instead of three.
 WHOLE_BYTES_MAX: Final = 256 * 1024
+# A command's result begins with its figures, in less than this.
+BEGINNING_BYTES: Final = 4096
 # Commands that end sooner never pay for the task that watches their caller.
 WATCH_AFTER_SECONDS: Final = 0.05
 # A sender that is alive sends something within this time; the daemon's own patience is the same.
@@ -150,8 +152,8 @@ async def connection(pool: Pool, address: str, *, fresh: bool) -> AsyncIterator[
 
 
 async def send_down(scope: Scope, send: Send, wire: Wire, head: Head, hang_up: HangUp) -> bytes | None:
-    """The daemon's answer to the caller. Returns the body if it went in one piece. Raises Disconnected or AnswerCut once the
-    answer has begun, WireError before."""
+    """The daemon's answer to the caller. Returns the body, or the beginning of one that streamed. Raises Disconnected or AnswerCut
+    once the answer has begun, WireError before."""
     headers = passed_down(head)
     if head.status >= 400 and head.get(b"content-type") == MEDIA_TYPE.encode() and not _is_head(scope):
         await _send_problem_on(scope, send, head, await wire.whole(WHOLE_BYTES_MAX))
@@ -167,8 +169,11 @@ async def send_down(scope: Scope, send: Send, wire: Wire, head: Head, hang_up: H
         return body
     hang_up.watch()
     await send({"type": "http.response.start", "status": head.status, "headers": headers})
+    beginning = b""
     try:
         async for piece in wire.pieces():
+            if len(beginning) < BEGINNING_BYTES:
+                beginning += piece[:BEGINNING_BYTES]
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             if hang_up.gone:
                 raise Disconnected
@@ -177,7 +182,7 @@ async def send_down(scope: Scope, send: Send, wire: Wire, head: Head, hang_up: H
             raise Disconnected from None
         raise AnswerCut(str(error)) from error
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-    return None
+    return beginning
 
 
 def passed_down(head: Head) -> list[tuple[bytes, bytes]]:

@@ -138,6 +138,8 @@ async def test_background_list_output_and_signal(http: httpx.AsyncClient, usable
     assert started["state"] == "running"
     listed = (await http.get(f"{base}/execs")).json()["items"]
     assert [item["id"] for item in listed] == ["bg"]
+    while (await http.get(f"{base}/execs/bg")).json()["stdout_bytes"] < 6:
+        await asyncio.sleep(0.02)
     output = await http.get(f"{base}/execs/bg/output", params={"stream": "stdout", "offset": "2"})
     assert output.content == b"gun\n"
     assert (
@@ -306,7 +308,7 @@ async def test_execs_are_counted_in_the_runs_report(
 ) -> None:
     opened = (await http.post("/v1/runs", json={"name": "counted"})).json()
     record, _ = await world.usable(ledger, run=opened["id"])
-    for command in ("true", "true", "exit 2", "kill -9 $$"):
+    for command in ("true", "head -c 3000000 /dev/zero", "exit 2", "kill -9 $$"):
         await run(http, record.id, {"command": command})
     await run(http, record.id, {"command": "sleep 5", "timeout_seconds": 0.2})
     await http.post(f"/v1/sandboxes/{record.id}/exec", json={"argv": ["/no/such"]})

@@ -169,6 +169,14 @@ async def test_refusals_come_before_the_upgrade(
     assert json.loads(refused.value.response.body or b"")["type"].endswith(slug)
 
 
+async def test_a_socket_to_nowhere_is_a_problem(world: World) -> None:
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        async with connect(f"ws://127.0.0.1:{world.port}/v1/nowhere", additional_headers=world.auth()):
+            pass
+    assert refused.value.response.status_code == 404
+    assert json.loads(refused.value.response.body or b"")["type"].endswith("not-found")
+
+
 async def test_a_lost_daemon_is_told(world: World, ledger: Ledger, usable: Usable) -> None:
     record, daemon = usable
     async with open_socket(world, record.id) as socket:
