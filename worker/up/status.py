@@ -36,7 +36,7 @@ class StatusLine:
         text = "sandboxes: " + (" · ".join(parts) or "none")
         pacing = stats.get("pacing")
         if live["queued"] and isinstance(pacing, dict) and pacing.get("reason"):
-            text += f" (queue waits for: {pacing['reason']})"
+            text += f" (pacing: {pacing['reason']})"
         if orphans:
             text += f" · {orphans} orphans"
         return text

@@ -17,7 +17,7 @@ def test_the_same_numbers_are_said_once() -> None:
     assert line.changed(IDLE) == "sandboxes: none"
     assert line.changed(IDLE) is None
     busy = IDLE | {"live": {"queued": 2, "ready": 3}, "pacing": {"reason": "window"}}
-    assert line.changed(busy) == "sandboxes: 2 queued · 3 ready (queue waits for: window)"
+    assert line.changed(busy) == "sandboxes: 2 queued · 3 ready (pacing: window)"
     assert line.fields["ready"] == 3
     assert line.changed(busy) is None
     assert line.changed(IDLE) == "sandboxes: none"
