@@ -15,6 +15,9 @@ from sandman.errors import ValidationError
 DEFAULT_MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 """Per stream. Enough for any log that a person or a model reads; a thousand results still fit into memory."""
 
+REQUEST_BYTES_MAX = 15 * 1024 * 1024
+"""Below the 16 MiB at which the service ends a connection."""
+
 Command = str | Sequence[str]
 """Text for the sandbox's shell, or an argument vector that is run as it is."""
 Source = bytes | bytearray | memoryview | str | BinaryIO | Iterable[bytes] | AsyncIterable[bytes]
@@ -125,16 +128,23 @@ def create_body(image: str, run: str | None, options: Mapping[str, Any]) -> dict
 
 
 def check_values(body: Mapping[str, Any]) -> None:
-    """Refuse what JSON would carry as something else: NaN becomes null there, and null means "no limit"."""
+    """Refuse what JSON would carry as something else (NaN becomes null there, and null means "no limit"), and what is more
+    than any frame may be: that would end the connection, not just this call."""
+    size = 0
     for name, value in body.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValidationError(f"{name} must be a finite number, not {value}", members={"field": name})
         try:
-            msgspec.json.encode(value)
+            size += len(msgspec.json.encode(value))
         except UnicodeEncodeError as error:
             raise ValidationError(
                 f"{name} holds half a surrogate pair, which is no text", members={"field": name}
             ) from error
+        if size > REQUEST_BYTES_MAX:
+            raise ValidationError(
+                f"with {name} the request is larger than {REQUEST_BYTES_MAX} bytes; write a file instead",
+                members={"field": name},
+            )
 
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)

@@ -198,6 +198,15 @@ class AsyncClient:
     ) -> None:
         await self._finish(self.aclose())
 
+    def __del__(self) -> None:
+        # Dropped without close(): what runs for it on its loop must not run on for ever. Never in a forked child.
+        if getattr(self, "_closed", True) or self._loop is None or os.getpid() != self._process:
+            return
+        self._closed = True
+        if not self._loop.is_closed():
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(let_go, self._leases, list(self._links), self._http)
+
     # For the parts
 
     def _check_usable(self) -> None:
@@ -254,3 +263,20 @@ class AsyncClient:
     async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Await it; a cancellation of the caller meanwhile does not stop it: it is finished in the background."""
         await asyncio.shield(self._in_background(work))
+
+
+def let_go(leases: LeaseKeeper, links: list[Link], http: Http) -> None:
+    """On the loop of a client that was dropped: close its parts in the background."""
+
+    async def close() -> None:
+        await asyncio.gather(
+            leases.close(), http.close(), *(link.close() for link in links), return_exceptions=True
+        )
+
+    task = asyncio.get_running_loop().create_task(close())
+    dropped.add(task)
+    task.add_done_callback(dropped.discard)
+
+
+dropped: set[asyncio.Task[None]] = set()
+"""Keeps those tasks alive until they are done: the loop itself holds tasks weakly."""

@@ -11,12 +11,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from sandman.aio.client import AsyncClient
 from sandman.cli import copying, execute, service, show
 from sandman.errors import ConfigError, ExecStartError, SandmanError
+from sandman.retry import RetryPolicy
 from sandman.version import __version__
 
 EXIT_OUR_FAULT = 125
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 EXIT_INTERRUPTED = 130
+
+RETRY_SECONDS = 10.0
+"""Somebody sits in front of it: long enough for a restart of the service, short enough to be told that it is down."""
 
 Action = Callable[[AsyncClient, argparse.Namespace], Awaitable[int]]
 
@@ -69,7 +73,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 async def with_client(options: argparse.Namespace) -> int:
-    async with AsyncClient(options.url) as client:
+    retry = RetryPolicy(total_seconds=RETRY_SECONDS)
+    async with AsyncClient(options.url, retry=retry) as client:
         action: Action = options.action
         return await action(client, options)
 

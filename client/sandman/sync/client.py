@@ -39,7 +39,7 @@ class Client:
             url, api_key, request_timeout=request_timeout, timeouts=timeouts, limits=limits, retry=retry
         )
         self._portal = Portal.shared()
-        self._portal.at_exit(self._inner.aclose)
+        self._portal.at_exit(self._inner)
 
     @property
     def settings(self) -> Settings:
@@ -108,7 +108,6 @@ class Client:
 
         Deletes nothing: sandboxes that are still held here are taken back by the service when their lease ends.
         """
-        self._portal.not_at_exit(self._inner.aclose)
         if self._portal.alive:
             self._portal.call(self._inner.aclose)
 

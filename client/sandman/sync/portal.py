@@ -16,9 +16,10 @@ import asyncio
 import atexit
 import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from sandman.errors import ForkError, LoopError
 
@@ -27,6 +28,10 @@ T = TypeVar("T")
 CLEANUP_SECONDS = 3.0
 """How long an interrupted call may clean up before the interrupt goes on; a second Ctrl-C ends even this."""
 EXIT_SECONDS = 2.0
+
+
+class Closable(Protocol):
+    async def aclose(self) -> None: ...
 
 
 class Portal:
@@ -39,7 +44,7 @@ class Portal:
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._work, name="sandman-loop", daemon=True)
-        self._closers: set[Callable[[], Coroutine[Any, Any, None]]] = set()
+        self._open: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._thread.start()
 
     @classmethod
@@ -80,21 +85,18 @@ class Portal:
                 "a blocking call from a callback that runs on the client's own loop would wait for itself"
             )
 
-    def at_exit(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._closers.add(close)
-
-    def not_at_exit(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._closers.discard(close)
+    def at_exit(self, closable: Closable) -> None:
+        """Close it when the interpreter ends, if it is still there and has not been closed (which is harmless)."""
+        self._open.add(closable)
 
     def goodbye(self) -> None:
         """Close what is still open, within EXIT_SECONDS. Never raises: the interpreter is ending."""
-        if not self.alive or not self._closers:
+        left = list(self._open) if self.alive else []
+        if not left:
             return
 
         async def close_all() -> None:
-            await asyncio.wait(
-                [asyncio.ensure_future(close()) for close in self._closers], timeout=EXIT_SECONDS
-            )
+            await asyncio.wait([asyncio.ensure_future(each.aclose()) for each in left], timeout=EXIT_SECONDS)
 
         with suppress(BaseException):
             call = Call(self._loop, close_all, (), {})

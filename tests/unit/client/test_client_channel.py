@@ -247,7 +247,7 @@ class Wire:
 
 
 def drain(mux: Mux, channel: Channel, limit: int = 10**9) -> list[Any]:
-    taken = []
+    taken: list[Any] = []
     while len(taken) < limit and (event := channel.take()) is not None:
         taken.append(event)
     mux.consumed(channel)

@@ -46,6 +46,29 @@ def test_what_json_would_change_is_refused_here(options: dict[str, Any]) -> None
         start_body("true", options)
 
 
+def test_b048_what_no_frame_can_carry_is_refused_before_it_ends_the_connection() -> None:
+    assert start_body("x" * 2**20, {})["command"]
+    with pytest.raises(sandman.ValidationError) as caught:
+        start_body("x" * 16 * 2**20, {})
+    assert caught.value.field == "command"
+
+
+def test_b146_a_client_that_is_dropped_without_close_lets_go_of_everything() -> None:
+    with ScriptedHttp(
+        lambda request, number: json_answer(
+            201, {"id": "sb-" + "a" * 26, "state": "ready", "lease_seconds": 60}
+        )
+    ) as server:
+        client = sandman.Client(server.url, "k")
+        sandbox = client.create()
+        loop = client._portal.loop
+        del sandbox, client
+        deadline = time.monotonic() + 5
+        while names := [task.get_name() for task in asyncio.all_tasks(loop)]:
+            assert time.monotonic() < deadline, names
+            time.sleep(0.02)
+
+
 def test_commands_are_text_or_a_list_of_text() -> None:
     assert start_body("a b", {})["command"] == "a b"
     assert start_body(("a", "b"), {})["argv"] == ["a", "b"]
