@@ -79,3 +79,17 @@ func setLimit(t testing.TB, pid, resource int, limit *syscall.Rlimit) {
 		t.Fatal(errno)
 	}
 }
+
+func TestTheSameRequestGetsTheSameEnvironment(t *testing.T) {
+	base, own := map[string]string{}, map[string]string{}
+	for i := range 20 {
+		base[fmt.Sprint("B", i)], own[fmt.Sprint("O", i)] = "x", "y"
+	}
+	first := start(t, settings{"env": base}).exec(request{"argv": []string{"env"}, "env": own})
+	for range 3 {
+		d := start(t, settings{"env": base})
+		for range 5 {
+			expect(t, d.exec(request{"argv": []string{"env"}, "env": own}), 0, first.Stdout)
+		}
+	}
+}

@@ -1,7 +1,9 @@
 package execs
 
 import (
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"sandman.dev/daemon/internal/config"
@@ -26,8 +28,8 @@ func NewEnviron(c *config.Config) *Environ {
 			}
 		}
 	}
-	for key, value := range c.Env {
-		e.set(key, value)
+	for _, key := range slices.Sorted(maps.Keys(c.Env)) {
+		e.set(key, c.Env[key])
 	}
 	if _, ok := e.index["PATH"]; !ok {
 		e.set("PATH", proc.DefaultPath)
@@ -48,7 +50,8 @@ func (e *Environ) set(key, value string) {
 func (e *Environ) For(spec *Spec, who *proc.Identity) (env []string, path string) {
 	env = make([]string, len(e.base), len(e.base)+len(spec.Env)+4)
 	copy(env, e.base)
-	for key, value := range spec.Env {
+	for _, key := range slices.Sorted(maps.Keys(spec.Env)) { // the same request gets the same environment, in order too
+		value := spec.Env[key]
 		if at, ok := e.index[key]; ok {
 			env[at] = key + "=" + value
 		} else {
