@@ -226,7 +226,7 @@ def program(rng: random.Random) -> Case:
         )
     )
     argv = rng.choice(
-        (("printf", "[%s]", *words), ("env",), ("/bin/sh", "-c", 'echo "$0" "$#" "$@"; exit 4', *words), ("tool", *words), ("./script", *words), ("bin1/tool",),
+        (("printf", "[%s]", *words), ("printenv", "PATH", "LANG"), ("/bin/sh", "-c", 'echo "$0" "$#" "$@"; exit 4', *words), ("tool", *words), ("./script", *words), ("bin1/tool",),
          ("nosuch",), ("/nosuch/dir/x",), ("./noexec",), ("./folder",), ("./noshebang",), ("./lost",), ("./loop",), ("cat", "/proc/self/cmdline"), ("false",), ("sh", "-c", "kill -9 $$"),
          ("cat", "script/x"), ("script/x",), ("true", "x" * 131_072))
     )  # fmt: skip
