@@ -253,9 +253,14 @@ class AsyncSandbox:
             if not cursor:
                 return found
 
-    async def exec_info(self, exec_id: str, wait: float = 0.0) -> ExecRecord:
-        """One command's record; with `wait` seconds, answered earlier when it ends. Raises NotFound."""
-        params = {"wait": wait} if wait else None
+    async def exec_info(self, exec_id: str, wait: float = 0.0, max_output_bytes: int = 0) -> ExecRecord:
+        """One command's record, with so much of each stream's output; with `wait` seconds, answered earlier when it ends.
+
+        Raises NotFound, and ExecStartError for one that never ran.
+        """
+        params: dict[str, float] = {"max_output_bytes": max_output_bytes}
+        if wait:
+            params["wait"] = wait
         return await self._ask(
             ExecRecord,
             "GET",

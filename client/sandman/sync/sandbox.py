@@ -155,8 +155,9 @@ class Sandbox:
     def execs(self) -> list[ExecRecord]:
         return self._call(self._inner.execs)
 
-    def exec_info(self, exec_id: str, wait: float = 0.0) -> ExecRecord:
-        return self._call(self._inner.exec_info, exec_id, wait)
+    def exec_info(self, exec_id: str, wait: float = 0.0, max_output_bytes: int = 0) -> ExecRecord:
+        """One command's record, with so much of each stream's output; with `wait` seconds, answered earlier when it ends."""
+        return self._call(self._inner.exec_info, exec_id, wait, max_output_bytes)
 
     def signal(self, exec_id: str, name: str = "TERM", scope: str = "tree") -> bool:
         """Signal a command by its id, from anywhere. False when it had ended: then nothing was signalled. Raises NotFound."""
