@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -16,7 +17,7 @@ func TestATracedCommandHasNotEnded(t *testing.T) {
 	d := start(t, nil)
 	// PTRACE_TRACEME makes the daemon the tracer: its wait is then told of every stop, which is no end.
 	script := d.dir + "/traced.py"
-	text := "import ctypes, os\nctypes.CDLL(None).ptrace(0, 0, 0, 0)\nos.execv('/bin/sleep', ['sleep', '618'])\n"
+	text := "import ctypes, os\nctypes.CDLL(None).ptrace(0, 0, 0, 0)\nos.execv('/bin/sleep', ['sleep', '642'])\n"
 	if err := os.WriteFile(script, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +28,7 @@ func TestATracedCommandHasNotEnded(t *testing.T) {
 	if !r.TimedOut || r.code() != 137 {
 		t.Fatalf("%+v", r)
 	}
-	if n := count(t, "sleep 618"); n != 0 {
+	if n := count(t, "sleep 642"); n != 0 {
 		t.Fatalf("%d left", n)
 	}
 	expect(t, d.sh("echo well"), 0, "well\n")
@@ -56,9 +57,9 @@ func TestALogThatNobodyReadsDoesNotEndTheDaemon(t *testing.T) {
 	d := startWith(t, "serve", nil, func(c *exec.Cmd) { c.Stderr = writing })
 	writing.Close()
 	reading.Close()
-	expect(t, d.sh("setsid sleep 619 >/dev/null 2>&1 & echo ok"), 0, "ok\n")
+	expect(t, d.sh("setsid sleep 641 >/dev/null 2>&1 & echo ok"), 0, "ok\n")
 	_ = d.cmd.Process.Signal(syscall.SIGTERM) // which it logs
-	eventually(t, "all is taken down", func() bool { return count(t, "sleep 619") == 0 && dead(d) })
+	eventually(t, "all is taken down", func() bool { return count(t, "sleep 641") == 0 && dead(d) })
 }
 
 func TestAFileSizeLimitDegradesTheSpoolOnly(t *testing.T) {
@@ -91,5 +92,33 @@ func TestTheSameRequestGetsTheSameEnvironment(t *testing.T) {
 		for range 5 {
 			expect(t, d.exec(request{"argv": []string{"env"}, "env": own}), 0, first.Stdout)
 		}
+	}
+}
+
+func TestRecordsKeepLittleOfTheirRequests(t *testing.T) {
+	d := start(t, nil)
+	long := strings.Repeat("x", 1_000_000)
+	for range 3 {
+		d.sh("true")
+	}
+	before := status(t, d, "VmRSS")
+	for range 40 {
+		expect(t, d.sh("echo ok; : "+long), 0, "ok\n")
+		expect(t, d.sh("head -c 2; exec <&-", "stdin", long), 0, "xx")
+		expect(t, d.sh("echo ok", "session", "s", "stdin", long, "env", map[string]string{"K": long[:100_000]}), 0, "ok\n")
+		expect(t, d.sh("echo ${#K}", "env", map[string]string{"K": long[:100_000]}), 0, "100000\n")
+		if r := d.exec(request{"argv": []string{"/" + long[:100_000]}}); r.Reason != "other" || len(r.Detail) > 5000 {
+			t.Fatalf("%s %d", r.Reason, len(r.Detail))
+		}
+		if r := d.exec(request{"argv": append([]string{"true"}, strings.Fields(strings.Repeat("a ", 10_000))...)}); r.code() != 0 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	if grew := status(t, d, "VmRSS") - before; grew > 60<<10*raceFactor { // with whole requests: over 130 MiB
+		t.Fatalf("grew by %d KiB", grew)
+	}
+	_, raw := d.call("GET", "/v1/execs?limit=1000", nil)
+	if n := strings.Count(string(raw), `"command":"echo ok; : x`); n != 40 || len(raw) > 1_000_000 {
+		t.Fatalf("%d in %d bytes", n, len(raw))
 	}
 }

@@ -1,6 +1,8 @@
 package execs
 
 import (
+	"errors"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -12,7 +14,7 @@ import (
 type Exec struct {
 	ID       string
 	Sequence int64 // orders execs by their acceptance
-	Spec     *Spec
+	Spec     *Spec // as its record keeps it; see Request
 	Created  time.Time
 	Stdout   *Output
 	Stderr   *Output
@@ -23,6 +25,7 @@ type Exec struct {
 	done     chan struct{} // closed when the exec has ended; result and failure are readable then
 
 	mu         sync.Mutex
+	request    *Spec // whole; nil: it has served
 	tree       *proc.Tree
 	started    time.Time
 	mainDone   bool
@@ -157,13 +160,37 @@ func (e *Exec) settle() {
 	e.finish()
 }
 
+// Request is the whole request until the command has been started, and then what is kept of it.
+func (e *Exec) Request() *Spec {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.request != nil {
+		return e.request
+	}
+	return e.Spec
+}
+
+// Served lets go of the request: nothing of it is needed any more.
+func (e *Exec) Served() {
+	e.mu.Lock()
+	e.request = nil
+	e.mu.Unlock()
+}
+
 func (e *Exec) finish() {
+	e.Served()
 	close(e.done)
 	e.registry.ended(e)
 }
 
 // fail ends an exec that never ran.
 func (e *Exec) fail(err error) {
+	var start *proc.StartError
+	if errors.As(err, &start) && len(start.Detail) > keptPath { // it names a program or folder, of whatever length
+		short := *start
+		short.Detail = strings.Clone(start.Detail[:keptPath]) + "…"
+		err = &short
+	}
 	e.failure = err
 	e.Stdout.finish()
 	e.Stderr.finish()

@@ -43,8 +43,8 @@ func (e *Exec) Host(cancel func()) {
 func (e *Exec) Feed(file *os.File) {
 	if e.Spec.StdinMode == StdinData {
 		e.Input.mu.Lock()
-		if len(e.Spec.Stdin) > 0 {
-			e.Input.queue = [][]byte{e.Spec.Stdin}
+		if len(e.Request().Stdin) > 0 {
+			e.Input.queue = [][]byte{e.Request().Stdin}
 		}
 		e.Input.eof = true
 		e.Input.mu.Unlock()

@@ -10,29 +10,29 @@ import (
 )
 
 // launch starts a one-shot command. On an error nothing of it has run.
-func (e *Exec) launch() error {
+func (e *Exec) launch(spec *Spec) error {
 	r := e.registry
-	who, err := r.Identify(e.Spec.User)
+	who, err := r.Identify(spec.User)
 	if err != nil {
 		return err
 	}
-	c := &proc.Command{Dir: r.Dir(e.Spec.Cwd), OnEnd: e.mainEnded}
+	c := &proc.Command{Dir: r.Dir(spec.Cwd), OnEnd: e.mainEnded}
 	if !who.IsOwn() {
 		c.User = who
 	}
 	var pathList string
-	c.Env, pathList = r.environ.For(e.Spec, who)
-	if c.Path, c.Argv, err = program(e.Spec, r.shell, pathList, c.Dir); err != nil {
+	c.Env, pathList = r.environ.For(spec, who)
+	if c.Path, c.Argv, err = program(spec, r.shell, pathList, c.Dir); err != nil {
 		if dirErr := proc.CheckDir(c.User, c.Dir); dirErr != nil {
 			return dirErr
 		}
 		return err
 	}
 	e.noteMemory()
-	if e.Spec.PTY != nil {
-		return e.launchTTY(c)
+	if spec.PTY != nil {
+		return e.launchTTY(c, spec)
 	}
-	return e.launchPipes(c)
+	return e.launchPipes(c, spec)
 }
 
 func program(spec *Spec, shell, pathList, dir string) (string, []string, error) {
@@ -84,10 +84,10 @@ func (p *pipes) make(weRead bool) (child, own int, err error) {
 	return child, own, nil
 }
 
-func (e *Exec) launchPipes(c *proc.Command) error {
+func (e *Exec) launchPipes(c *proc.Command, spec *Spec) error {
 	var p pipes
 	stdin := emptyInput()
-	ownIn, rest := -1, e.Spec.Stdin
+	ownIn, rest := -1, spec.Stdin
 	var err error
 	if e.Input != nil {
 		if stdin, ownIn, err = p.make(false); err != nil {

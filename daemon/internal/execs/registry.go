@@ -71,7 +71,7 @@ func (r *Registry) Config() *config.Config { return r.config }
 // Start runs the command, or attaches to the exec that has its id already. A failure to start is in the exec's
 // outcome; an error means that there is no exec.
 func (r *Registry) Start(spec *Spec) (e *Exec, attached bool, err error) {
-	e = &Exec{ID: spec.ID, Spec: spec, Created: time.Now(), registry: r, done: make(chan struct{})}
+	e = &Exec{ID: spec.ID, Spec: spec.Record(), request: spec, Created: time.Now(), registry: r, done: make(chan struct{})}
 	e.Stdout, e.Stderr = NewOutput(r.spoolOptions), NewOutput(r.spoolOptions)
 	if spec.StdinMode != StdinNone || spec.PTY != nil {
 		e.Input = newStdin()
@@ -113,9 +113,10 @@ func (r *Registry) Start(spec *Spec) (e *Exec, attached bool, err error) {
 		r.Sessions.Submit(e)
 		return e, false, nil
 	}
-	if err := e.launch(); err != nil {
+	if err := e.launch(spec); err != nil {
 		e.fail(err)
 	}
+	e.Served()
 	return e, false, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -42,11 +43,36 @@ type Spec struct {
 	Shell       string
 	MergeStderr bool
 	PTY         *Size
+	Cut         bool // of Argv only the first is kept
 
 	// How the answer looks; two requests that differ only here ask for the same exec.
 	Background bool
 	Base64     bool
 	MaxOutput  int64
+}
+
+// Bounds of what a record keeps of its request: a list shows a KiB of a command, and a path is no longer than 4 KiB.
+const (
+	keptText = 1 << 10
+	keptPath = 4 << 10
+)
+
+// Record returns what is worth keeping of the request when its command has been started: thousands of records stay,
+// and a request may have 16 MiB.
+func (s *Spec) Record() *Spec {
+	r := *s
+	r.Env, r.Stdin = nil, nil
+	clip := func(text string, most int) string { return strings.Clone(text[:min(len(text), most)]) }
+	r.Command, r.Cwd = clip(s.Command, keptText), clip(s.Cwd, keptPath)
+	r.User, r.Shell, r.Session, r.ID = clip(s.User, keptText), "", strings.Clone(s.Session), strings.Clone(s.ID)
+	size := 0
+	for _, argument := range s.Argv {
+		size += len(argument) + len(`"",`)
+	}
+	if size > keptText { // more than a list shows
+		r.Argv, r.Cut = []string{clip(s.Argv[0], keptText)}, true
+	}
+	return &r
 }
 
 // Bounds of a request, as PROTOCOL.md states them.

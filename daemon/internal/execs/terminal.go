@@ -15,7 +15,7 @@ func timeNow() time.Time { return time.Now() }
 type terminal struct{ file *os.File }
 
 // launchTTY starts a command on a terminal of its own: one output stream, input as typed.
-func (e *Exec) launchTTY(c *proc.Command) error {
+func (e *Exec) launchTTY(c *proc.Command, spec *Spec) error {
 	master, slave, err := pty.Open(e.Spec.PTY.Rows, e.Spec.PTY.Cols, c.User)
 	if err != nil {
 		return &proc.StartError{Reason: proc.NoTerminal, Detail: err.Error()}
@@ -38,10 +38,10 @@ func (e *Exec) launchTTY(c *proc.Command) error {
 		_ = e.Stdout.Open(master, true, nil)
 		e.Stderr.finish()
 		if e.Input != nil {
-			if len(e.Spec.Stdin) > 0 {
-				e.Input.queue = [][]byte{e.Spec.Stdin}
+			if len(spec.Stdin) > 0 {
+				e.Input.queue = [][]byte{spec.Stdin}
 			}
-			e.Input.eof = e.Spec.StdinMode != StdinStream
+			e.Input.eof = spec.StdinMode != StdinStream
 			e.Input.open(e.terminal.file, true)
 		}
 	})

@@ -86,9 +86,9 @@ func (s *shell) open(e *execs.Exec, fresh bool) (*streams, error) {
 		}
 		return name, output.Open(read, false, os.NewFile(uintptr(guard), name))
 	}
-	text := e.Spec.Command
+	text := e.Request().Command
 	if !fresh { // the first command's cwd and env are those of the shell itself
-		text = settings(e.Spec) + text
+		text = settings(e.Request()) + text
 	}
 	f.run = s.dialect.builtin + "eval " + quote(text)
 	if s.dialect.sources {

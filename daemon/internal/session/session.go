@@ -151,7 +151,7 @@ func (s *Session) checkDir(e *execs.Exec) error {
 	if e.Spec.Cwd[0] != '/' { // where the shell is now, only the shell knows
 		return problem.Invalid("cwd", "must be absolute in a session that has begun; or use cd")
 	}
-	return proc.CheckDir(who, e.Spec.Cwd)
+	return proc.CheckDir(who, e.Request().Cwd)
 }
 
 func describe(status syscall.WaitStatus) string {

@@ -46,7 +46,7 @@ func isIdentifier(name string) bool {
 
 // Submit runs the exec in its session, behind what waits there already; the first use of a name starts it.
 func (s *Sessions) Submit(e *execs.Exec) {
-	for key := range e.Spec.Env {
+	for key := range e.Request().Env {
 		if !isIdentifier(key) {
 			e.Refuse(problem.Invalid("env", "a session's shell can hold only names of letters, digits and _"))
 			return

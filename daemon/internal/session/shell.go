@@ -8,8 +8,10 @@
 package session
 
 import (
+	"maps"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -69,7 +71,7 @@ type report struct{ counter, status int }
 
 // startShell starts a shell as its first command asks.
 func startShell(e *execs.Exec) (*shell, error) {
-	r, spec := e.Registry(), e.Spec
+	r, spec := e.Registry(), e.Request()
 	who, err := r.Identify(spec.User)
 	if err != nil {
 		return nil, err
@@ -231,8 +233,8 @@ func settings(spec *execs.Spec) string {
 	if spec.Cwd != "" {
 		b.WriteString("cd -- " + quote(spec.Cwd) + " && ")
 	}
-	for key, value := range spec.Env {
-		b.WriteString("export " + key + "=" + quote(value) + " && ")
+	for _, key := range slices.Sorted(maps.Keys(spec.Env)) {
+		b.WriteString("export " + key + "=" + quote(spec.Env[key]) + " && ")
 	}
 	if b.Len() == 0 {
 		return ""

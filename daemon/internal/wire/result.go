@@ -270,7 +270,7 @@ func Summary(e *execs.Exec) json.RawMessage {
 		text("command", e.Spec.Command)
 	} else {
 		raw, _ := json.Marshal(e.Spec.Argv)
-		if len(raw) <= maxShownCommand {
+		if !e.Spec.Cut && len(raw) <= maxShownCommand {
 			out = append(append(out, `,"argv":`...), raw...)
 		} else {
 			text("command", e.Spec.Argv[0]+" …")
