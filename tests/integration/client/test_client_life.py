@@ -49,7 +49,10 @@ async def test_b146_abandoned_streams_give_back_what_they_held(place: Place) -> 
         assert not sandbox._link._mux.busy
         assert (await sandbox.exec("echo later")).stdout == "later\n"
         for _ in range(50):
-            running = [record for record in await sandbox.execs() if record.state == "running"]
+            execs = await sandbox.execs()
+            running = [
+                one.id for one in execs if one.state == "running" and one.command == "echo x; sleep 1000"
+            ]
             if not running:
                 break
             await asyncio.sleep(0.1)
