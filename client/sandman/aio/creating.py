@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from sandman.aio.http import Answer
 from sandman.aio.sandbox import POLL_SECONDS, AsyncSandbox
-from sandman.errors import CreateTimeout, ProblemError, SandboxFailed, SandmanError
+from sandman.endings import failure_from
+from sandman.errors import CreateTimeout, ProblemError, SandmanError
 from sandman.models import SandboxInfo
 from sandman.options import create_body
 
@@ -88,22 +89,3 @@ def opened(client: AsyncClient, answer: Answer) -> AsyncSandbox:
     if info.run is None:
         client._leases.keep(sandbox, info.lease_seconds)
     return sandbox
-
-
-def failure_from(error: ProblemError) -> SandmanError:
-    """A create that was answered with why it failed; everything else is what it is."""
-    sandbox = error.members.get("sandbox_id")
-    if not isinstance(sandbox, str) or not {"reason", "reclaim"} & error.members.keys():
-        return error
-    reason = error.members.get("reason") or error.members.get("reclaim") or error.slug
-    failed = SandboxFailed(
-        str(error),
-        sandbox=sandbox,
-        reason=str(reason),
-        detail=error.detail or None,
-        cause=error.cause,
-        retryable=error.retryable,
-        request_id=error.request_id,
-    )
-    failed.__cause__ = error
-    return failed
