@@ -43,9 +43,17 @@ def make_client(settings: RedisSettings, *, timeout_seconds: float | None = None
 
 @asynccontextmanager
 async def translated() -> AsyncIterator[None]:
-    """Turn what the Redis client raises into the ledger's own errors."""
+    """Turn what the Redis client raises into the ledger's own errors, and give back a cancellation that it lost.
+
+    The client sends through `asyncio.wait_for`, which on Python 3.11 drops a cancellation that arrives just when the send is done:
+    most of them, under load. A loop that was ended would then go on for ever.
+    """
+    task = asyncio.current_task()
+    cancelled = 0 if task is None else task.cancelling()
     try:
         yield
+        if task is not None and task.cancelling() > cancelled:
+            raise asyncio.CancelledError
     except redis.exceptions.ResponseError as error:
         text = str(error)
         if "SANDMAN-CORRUPT" in text:
