@@ -79,8 +79,12 @@ class Edge:
             else:
                 await self.app(scope, receive, send_marked)
         except Disconnected:
-            # The framework hands this on as it is: see `unhandled` in app/errors.py.
-            status = status or _CALLER_LEFT
+            # The framework hands this on as it is: see `handle` in app/errors.py. The server says "disconnected" for a body that
+            # is malformed, too, and then somebody may still be there to be told.
+            if not status:
+                problem = Problem("malformed", "the body ended early", headers={"connection": "close"})
+                await send_problem(scope, receive, send_marked, problem)
+                status = _CALLER_LEFT
             metrics.HANG_UPS.labels(_route(view)).inc()
         except Exception as error:
             cut = cut_of(error)

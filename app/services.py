@@ -23,6 +23,7 @@ from app.gateway.samples import Samples
 from app.ledger.events import EventFeed
 from app.ledger.ledger import Ledger
 from app.ledger.settings import Settings
+from app.ledger.tasks import end_tasks
 from app.ledger.tokens import read_secret
 from app.listener import tune_listeners
 
@@ -89,9 +90,7 @@ async def running(app: Litestar, settings: Settings, keys: KeyRing, drain: Drain
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
         await samples.flush()
         await feed.aclose()
         await pool.close()

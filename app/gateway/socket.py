@@ -24,6 +24,7 @@ from app.drain import Drain
 from app.gateway.gateway import Gateway
 from app.gateway.routes import Route
 from app.gateway.samples import outcome_of
+from app.ledger.tasks import end_tasks
 from app.problems import Problem
 from app.sockets import INTERNAL, NORMAL, POLICY, SERVICE_RESTART, SUBPROTOCOL, Socket
 
@@ -119,9 +120,7 @@ class _Passage:
             else:
                 await self._peer.close(SERVICE_RESTART, "the server is restarting")
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
 
     async def _up(self) -> None:
         """From the caller to the daemon, until the caller leaves."""

@@ -19,6 +19,7 @@ from app.drain import Drain
 from app.errors import problem_of
 from app.ledger.errors import LedgerUnavailable, RunEnded, RunNotFound
 from app.ledger.ledger import Ledger
+from app.ledger.tasks import end_tasks
 from app.problems import Problem
 from app.runs.controllers import ended_run_problem, find_run
 from app.services import services_in
@@ -61,9 +62,7 @@ async def hold_run(socket: WebSocket[Any, Any, Any], run_id: FromPath[str]) -> N
             while await peer.receive() is not None:
                 pass  # whatever it says is a sign of life, and no more
         finally:
-            holding.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await holding
+            await end_tasks(holding)
 
 
 async def _hold(peer: Socket, ledger: Ledger, drain: Drain, run_id: str, period: float) -> None:

@@ -9,7 +9,6 @@ sandbox to its own lease.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from app.ledger.events import EventFeed
 from app.ledger.ledger import Ledger
 from app.ledger.model import NewSandbox, Record, State, is_sandbox_id, new_sandbox_id
 from app.ledger.settings import Settings
+from app.ledger.tasks import end_tasks
 from app.problems import not_found
 from app.sandboxes.fields import lease_seconds, lifetime_seconds, to_spec
 from app.sandboxes.schemas import CreateSandbox
@@ -147,12 +147,8 @@ class SandboxService:
                 return working.result()  # type: ignore[return-value]
             return None
         finally:
-            for task in tasks:
-                if not task.done():
-                    task.cancel()
-            for task in tasks:
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await task
+            # Until it has ended: a wait that went on would hold the sandbox of a caller that has left.
+            await end_tasks(*tasks)
 
 
 async def _gone(receive: Receive) -> None:

@@ -259,7 +259,8 @@ async def test_b065_a_malformed_chunk_stores_nothing(world: World, usable: tuple
     with raw_request(world, "PUT", files(record, "bad"), headers=headers) as client:
         client.sendall(b"5\r\nhello\r\nZZ\r\n")
         client.settimeout(5)
-        client.recv(1000)
+        answer = client.recv(4000)
+        assert answer.startswith(b"HTTP/1.1 400") and b"application/problem+json" in answer
     await asyncio.sleep(0.3)
     assert not list(daemon.home.iterdir())
 

@@ -25,6 +25,7 @@ from typing import Any
 from app.ledger.ledger import Ledger
 from app.ledger.model import NewSandbox, Reason, Record, SandboxSpec, new_sandbox_id
 from app.ledger.settings import Settings, read_settings
+from app.ledger.tasks import end_tasks
 from app.ledger.tokens import read_secret, sandbox_token, token_sha256
 from tests.service import ROOT, dying_with_us
 
@@ -318,9 +319,7 @@ class World:
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await end_tasks(task)
 
 
 def _connects(path: Path) -> bool:
