@@ -6,6 +6,13 @@ from __future__ import annotations
 import msgspec
 
 
+class Terminal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The size of a terminal that a command runs on."""
+
+    rows: int = 24
+    cols: int = 80
+
+
 class ExecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of POST …/exec: `command` or `argv`, the rest optional."""
 
@@ -33,6 +40,8 @@ class ExecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_output_bytes: int | None = None
     merge_stderr: bool | None = None
     shell: str | None = None
+    pty: Terminal | None = None
+    """Run on a terminal; all output is stdout then."""
 
 
 class Usage(msgspec.Struct, frozen=True):
