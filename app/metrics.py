@@ -45,6 +45,12 @@ QUEUE_OLDEST: Final = Gauge(
     "sandman_queue_oldest_seconds", "Age of the longest waiting one", registry=REGISTRY
 )
 ORPHANS: Final = Gauge("sandman_orphans", "Alive in the backend and claimed by no record", registry=REGISTRY)
+ANOMALIES: Final = Gauge(
+    "sandman_ledger_anomalies",
+    "Contradictions that the ledger found in itself and mended; anything but none is a fault",
+    ["kind"],
+    registry=REGISTRY,
+)
 PACING_RATE: Final = Gauge("sandman_pacing_rate", "Creates a second that are let through", registry=REGISTRY)
 RECLAIMED: Final = Gauge(
     "sandman_reclaimed", "Sandboxes taken back, by reason", ["reason"], registry=REGISTRY

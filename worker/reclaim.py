@@ -14,7 +14,7 @@ import structlog
 from app.ledger.errors import LedgerUnavailable
 from app.ledger.events import EventFeed
 from app.ledger.ledger import Ledger
-from app.ledger.model import Record, State
+from app.ledger.model import Cleanup, State
 from app.ledger.settings import Settings
 from worker.providers.base import Provider, ProviderError
 
@@ -24,6 +24,9 @@ TICK_SECONDS = 1.0
 _EXPIRE_BATCH = 100
 """About 8 ms in Redis, during which nobody else is served."""
 _BACKOFF_SECONDS = (0.5, 30.0)
+_REMOVE_SECONDS = 120.0
+"""A removal that hangs must not keep its place from the others for ever."""
+_ANOMALIES_TOLD = 20
 _STOP_SECONDS = 3.0
 """What a stop lets removals in flight take to be confirmed; the next start repeats those that were not."""
 
@@ -36,6 +39,7 @@ class Reclaimer:
         self._over = feed.signal([State.DELETING, State.FAILED, "run_ended"])
         self._removing: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, int] = {}
+        self._anomalies = 0
 
     async def run(self) -> None:
         try:
@@ -57,6 +61,8 @@ class Reclaimer:
         tick = await self._ledger.tick(_EXPIRE_BATCH)
         for expired in tick.expired:
             log.info("reclaimed", id=expired.id, reclaim=expired.reclaim, run=expired.is_run)
+        if tick.anomalies > self._anomalies:
+            await self._tell(tick.anomalies)
         if tick.wake:
             await self._ledger.wake()
         free = self._concurrency - len(self._removing)
@@ -67,6 +73,13 @@ class Reclaimer:
                 self._removing[record.id] = task
                 task.add_done_callback(partial(self._removed, record.id))
         return len(tick.expired) >= _EXPIRE_BATCH or tick.cleanup > len(due)
+
+    async def _tell(self, anomalies: int) -> None:
+        """What the scripts mended since the last look is a fault of Redis or of ours: somebody should know."""
+        new = anomalies - self._anomalies
+        for text in await self._ledger.anomalies(min(new, _ANOMALIES_TOLD)):
+            log.error("ledger.anomaly", found=text, in_all=anomalies)
+        self._anomalies = anomalies
 
     def _removed(self, sandbox_id: str, _done: asyncio.Task[None]) -> None:
         self._removing.pop(sandbox_id, None)
@@ -81,14 +94,15 @@ class Reclaimer:
         finally:
             over.cancel()
 
-    async def _remove(self, record: Record) -> None:
+    async def _remove(self, record: Cleanup) -> None:
         try:
-            await self._provider.delete(record.id)
+            async with asyncio.timeout(_REMOVE_SECONDS):
+                await self._provider.delete(record.id)
         except Exception as error:
             # Also what no provider should raise: the sandbox must not be forgotten because of it.
-            if not isinstance(error, ProviderError):
+            if not isinstance(error, (ProviderError, TimeoutError)):
                 log.exception("removal.broke", sandbox=record.id)
-            await self._again(record.id, str(error))
+            await self._again(record.id, str(error) or type(error).__name__)
             return
         self._failures.pop(record.id, None)
         try:

@@ -8,12 +8,13 @@ of the ledger. An empty, foreign or rolled-back Redis begins a new epoch and so 
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass
 
 import structlog
 
 from app.ledger.ledger import Ledger
-from app.ledger.model import Record, State, is_sandbox_id
+from app.ledger.model import Brief, State, is_sandbox_id
 from app.ledger.settings import Settings
 from worker.providers.base import Observed, Provider, ProviderError
 from worker.watch import note_gone
@@ -21,6 +22,9 @@ from worker.watch import note_gone
 log = structlog.get_logger(__name__)
 
 _CHUNK = 200
+_LIST_SECONDS = 60.0
+_REMOVE_SECONDS = 20.0
+"""A few that hang may delay the next comparison, not prevent it."""
 _PLACED_MARGIN_MS = 2_000
 """A sandbox placed while the listing ran may be missing from it."""
 
@@ -39,11 +43,11 @@ class Trust:
     """How long after the end of a record a late create may still be on its way."""
 
 
-def is_orphan(observed: Observed, record: Record | None, trust: Trust) -> bool:
+def is_orphan(observed: Observed, record: Brief | None, trust: Trust) -> bool:
     """Whether it may be removed although no live record asks for that. Pure."""
     if record is not None:
         # The ledger knows that it is over and was cleaned up: a create that came late has made it again.
-        cleaned = record.times.get("cleaned")
+        cleaned = record.cleaned_ms
         return not record.live and cleaned is not None and trust.now - cleaned > trust.settle
     old = trust.now - observed.created_ms > trust.grace
     if observed.phase == "gone":
@@ -52,9 +56,9 @@ def is_orphan(observed: Observed, record: Record | None, trust: Trust) -> bool:
     return old and agreed
 
 
-def is_stray(record: Record | None) -> bool:
+def is_stray(record: Brief | None) -> bool:
     """No live record and no cleanup under way claims it."""
-    return record is None or (not record.live and "cleaned" in record.times)
+    return record is None or (not record.live and record.cleaned_ms is not None)
 
 
 class Reconciler:
@@ -66,11 +70,19 @@ class Reconciler:
         self._settings = settings.worker
         self._leader = leader
         self._token = token
+        self._audited = -1
 
     async def run(self) -> None:
         while True:
+            await self._audit()
             await self.compare()
             await asyncio.sleep(self._settings.relist_seconds)
+
+    async def _audit(self) -> None:
+        """Once for each leader, and whenever something was found wrong: what else is?"""
+        if await self._ledger.anomaly_count() != self._audited:
+            await self._ledger.audit()
+            self._audited = await self._ledger.anomaly_count()
 
     async def compare(self) -> None:
         """One full comparison."""
@@ -79,7 +91,9 @@ class Reconciler:
             log.error("ledger.not_the_same", verdict=attestation.verdict, epoch=attestation.epoch)
         agreement = await self._ledger.agreement_ms()
         listed_at = await self._ledger.now_ms()
-        objects = {found.id: found for found in await self._provider.list() if is_sandbox_id(found.id)}
+        async with asyncio.timeout(_LIST_SECONDS):
+            listed = await self._provider.list()
+        objects = {found.id: found for found in listed if is_sandbox_id(found.id)}
         trust = Trust(
             now=listed_at,
             born=attestation.born_ms,
@@ -89,9 +103,9 @@ class Reconciler:
         )
         strays, orphans = await self._sort(objects, trust)
         await self._find_lost(objects, listed_at)
-        removed = [
-            found.id for found in orphans[: self._settings.orphan_batch] if await self._remove(found.id)
-        ]
+        # Not always the same ones first: some may never go.
+        chosen = random.sample(orphans, min(len(orphans), self._settings.orphan_batch))
+        removed = [found.id for found in chosen if await self._remove(found.id)]
         await self._ledger.note_orphans(strays - len(removed), removed)
         await self._ledger.set_agreement(listed_at, self._leader, self._token)
 
@@ -100,7 +114,7 @@ class Reconciler:
         ids = list(objects)
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
-            for sandbox_id, record in zip(chunk, await self._ledger.get_many(chunk), strict=True):
+            for sandbox_id, record in zip(chunk, await self._ledger.briefs(chunk), strict=True):
                 found = objects[sandbox_id]
                 if found.phase == "gone" and record is not None:
                     await note_gone(self._ledger, found)
@@ -115,20 +129,26 @@ class Reconciler:
             cursor, held = await self._ledger.held(cursor)
             missing = [sandbox_id for sandbox_id in held if sandbox_id not in objects]
             for start in range(0, len(missing), _CHUNK):
-                for record in await self._ledger.get_many(missing[start : start + _CHUNK]):
+                chunk = missing[start : start + _CHUNK]
+                for sandbox_id, record in zip(chunk, await self._ledger.briefs(chunk), strict=True):
                     if record is None or record.state not in (State.STARTING, State.READY):
                         continue
-                    if record.times["starting"] < listed_at - _PLACED_MARGIN_MS:
-                        lost = Observed(record.id, "gone", 0, detail="the backend does not list it any more")
+                    if (record.starting_ms or 0) < listed_at - _PLACED_MARGIN_MS:
+                        lost = Observed(sandbox_id, "gone", 0, detail="the backend does not list it any more")
                         await note_gone(self._ledger, lost)
             if cursor == 0:
                 return
 
     async def _remove(self, sandbox_id: str) -> bool:
         try:
-            await self._provider.delete(sandbox_id)
-        except ProviderError as error:
-            log.warning("orphan.stays", sandbox=sandbox_id, detail=error.detail)
+            async with asyncio.timeout(_REMOVE_SECONDS):
+                await self._provider.delete(sandbox_id)
+        except (ProviderError, TimeoutError) as error:
+            log.warning("orphan.stays", sandbox=sandbox_id, detail=str(error) or type(error).__name__)
+            return False
+        except Exception:
+            # Also what no provider should raise: one that cannot be removed must not keep the comparison from its end.
+            log.exception("orphan.stays", sandbox=sandbox_id)
             return False
         log.warning("orphan.removed", sandbox=sandbox_id)
         return True

@@ -6,15 +6,19 @@ them without reading the whole spec.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
 
+from app.ledger.errors import LedgerCorrupt
 from app.ledger.model import Reason, Reclaim, ReclaimEntry, Record, Run, SandboxSpec, State
 
 _texts: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
 _spec: msgspec.json.Decoder[SandboxSpec] = msgspec.json.Decoder(SandboxSpec)
 _encode = msgspec.json.Encoder().encode
+
+_log = logging.getLogger(__name__)
 
 
 def encode_texts(texts: dict[str, str]) -> str:
@@ -40,7 +44,26 @@ def clean_text(text: str, bound: int) -> str:
 
 
 def decode_record(flat: list[Any]) -> Record:
+    """Raises LedgerCorrupt for what a script gave and this version cannot read."""
     f = fields(flat)
+    try:
+        return _record(f)
+    except (KeyError, ValueError) as error:
+        raise LedgerCorrupt(f"{f.get('id')} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def decode_readable(flats: list[list[Any]]) -> list[Record]:
+    """Those of many that can be read: one that cannot must not keep the others from being worked on."""
+    records = []
+    for flat in flats:
+        try:
+            records.append(decode_record(flat))
+        except LedgerCorrupt as error:
+            _log.error("left out a record: %s", error)
+    return records
+
+
+def _record(f: dict[str, str]) -> Record:
     spec = _spec.decode(f["spec"])
     spec = msgspec.structs.replace(
         spec,

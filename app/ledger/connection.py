@@ -36,6 +36,8 @@ def make_client(settings: RedisSettings, *, timeout_seconds: float | None = None
         socket_connect_timeout=min(settings.timeout_seconds, 2.0),
         health_check_interval=30,
         decode_responses=True,
+        # A single byte that is no text must not make a record, and all that is read along with it, unreadable.
+        encoding_errors="replace",
         retry=Retry(NoBackoff(), 0),
     )
     return aioredis.Redis(connection_pool=pool)
@@ -54,11 +56,18 @@ async def translated() -> AsyncIterator[None]:
         yield
         if task is not None and task.cancelling() > cancelled:
             raise asyncio.CancelledError
+    except (
+        redis.exceptions.OutOfMemoryError,
+        redis.exceptions.ReadOnlyError,
+        redis.exceptions.MasterDownError,
+    ) as error:
+        # The client cuts their code words off the text.
+        raise LedgerUnavailable(f"Redis takes no writes: {type(error).__name__}: {error}") from error
     except redis.exceptions.ResponseError as error:
         text = str(error)
         if "SANDMAN-CORRUPT" in text:
             raise LedgerCorrupt(text) from error
-        if text.startswith(("LOADING", "BUSY", "MASTERDOWN", "READONLY", "OOM", "MISCONF", "NOREPLICAS")):
+        if text.startswith(("BUSY", "MISCONF", "NOREPLICAS")):
             raise LedgerUnavailable(text) from error
         raise LedgerCorrupt(f"Redis refused a script: {text}") from error
     except (redis.exceptions.RedisError, OSError, TimeoutError) as error:

@@ -37,6 +37,12 @@ class Coordination(Concern):
         """False: the caller does not lead any more."""
         return bool(await self._connection.run("agreement", moment_ms, leader, token))
 
+    async def anomaly_count(self) -> int:
+        """How many contradictions the scripts have found and mended so far."""
+        async with translated():
+            found = await cast(Any, self._connection.client.hvals(f"{self._connection.prefix}anomalies"))
+        return sum(int(n) for n in found)
+
     async def starting(self, limit: int = 1000) -> list[tuple[str, int]]:
         """Ids that wait to be proven usable, with the moment they were placed, oldest first."""
         async with translated():

@@ -2,7 +2,7 @@
 
 LedgerError
 ├── LedgerUnavailable     Redis cannot be reached or does not answer in time; retryable
-├── LedgerCorrupt         a script found a state that must not exist; nothing was written after it noticed
+├── LedgerCorrupt         what is stored cannot be read, or a script was refused; smaller contradictions are mended and counted
 ├── NotFound              no such sandbox (never was, or its record has been forgotten)
 ├── Ended                 the sandbox is deleting, deleted or failed: its lease cannot be changed any more
 ├── IdempotencyConflict   the same key came with another body

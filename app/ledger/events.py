@@ -20,6 +20,7 @@ from app.ledger.connection import make_client, translated
 from app.ledger.errors import LedgerError, LedgerUnavailable, NotFound
 from app.ledger.ledger import Ledger
 from app.ledger.model import Record, State
+from app.ledger.tasks import end_tasks
 
 WAITERS_MAX = 50_000
 _BLOCK_MS = 5_000
@@ -28,6 +29,8 @@ _RECHECK_SECONDS = 1.5
 _RECHECK_CHUNK = 500
 _READS = 12
 """Records read at once for those who wait: a burst that becomes ready must leave connections to everybody else."""
+_OVERTIME_SECONDS = 1.0
+"""For the last look, when the time is already up."""
 _BACKOFF_SECONDS = (0.1, 2.0)
 
 _log = logging.getLogger(__name__)
@@ -62,11 +65,7 @@ class EventFeed:
             self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._recheck())]
 
     async def aclose(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_tasks(*self._tasks)
         self._tasks = []
 
     async def __aenter__(self) -> EventFeed:
@@ -94,8 +93,11 @@ class EventFeed:
                 waiter.woken.clear()
                 left = end - loop.time()
                 try:
-                    async with self._reads:
+                    # A Redis that hangs answers nobody: neither the read nor the wait for one's turn may outlast the caller's time.
+                    async with asyncio.timeout(max(left, 0.0) + _OVERTIME_SECONDS), self._reads:
                         record = await self._ledger.get(sandbox_id)
+                except TimeoutError:
+                    raise LedgerUnavailable("Redis does not answer in time") from None
                 except LedgerUnavailable:
                     if left <= 0:
                         raise
@@ -167,11 +169,14 @@ class EventFeed:
                             self._wake(str(found.get("id", "")), str(found.get("state", "")))
             except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
                 _log.warning("the event feed lost Redis: %s", type(error).__name__)
-                await asyncio.sleep(backoff)
-                backoff = min(backoff * 2, _BACKOFF_SECONDS[1])
+            except Exception:
+                # Such as a listener's fault: whoever waits must not be forgotten because of it.
+                _log.exception("the event feed broke")
             finally:
                 with contextlib.suppress(Exception):
                     await client.aclose()
+            await asyncio.sleep(backoff)
+            backoff = min(backoff * 2, _BACKOFF_SECONDS[1])
 
     async def _recheck(self) -> None:
         while True:
@@ -181,7 +186,8 @@ class EventFeed:
                 chunk = ids[start : start + _RECHECK_CHUNK]
                 try:
                     revs = await self._revisions(chunk)
-                except LedgerUnavailable:
+                except LedgerError as error:
+                    _log.warning("awaited records cannot be compared: %s", error)
                     break
                 for sandbox_id, rev in zip(chunk, revs, strict=True):
                     for waiter in self._waiters.get(sandbox_id, ()):

@@ -95,12 +95,6 @@ class Reclaim(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-URGENT_RECLAIMS: frozenset[Reclaim] = frozenset(
-    {Reclaim.DELETED, Reclaim.CANCELLED, Reclaim.HUNG_UP, Reclaim.FAILED}
-)
-"""Taken back before bulk reclaims: somebody waits for these, or their capacity."""
-
-
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the sandbox may do beyond its resources."""
 
@@ -170,6 +164,25 @@ class Record:
     @property
     def retryable(self) -> bool:
         return self.reason is not None and retryable_of(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """The little of a record that a comparison with the backend needs."""
+
+    live: bool
+    state: str
+    starting_ms: int | None
+    cleaned_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cleanup:
+    """Something to be removed from the backend."""
+
+    id: str
+    state: State
+    reclaim: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +330,8 @@ class Stats(msgspec.Struct, frozen=True):
     reclaimed: dict[str, int]
     failed: dict[str, int] = {}
     """Reason → how many failed with it since the ledger began."""
+    anomalies: dict[str, int] = {}
+    """Kind → how many contradictions the ledger found in itself, and mended. Anything but none is a fault, of Redis or of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +366,8 @@ class Tick:
     starting: int
     wake: bool
     """True for exactly one caller: work waits, nobody drains it, and a provision job should be enqueued."""
+    anomalies: int
+    """How many contradictions were found and mended since the ledger began."""
 
 
 _ID = re.compile(r"(?:sb|run)-[a-z2-7]{26}\Z")

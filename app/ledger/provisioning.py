@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from app.ledger.codec import clean_text, decode_record, encode_texts
+from app.ledger.codec import clean_text, decode_readable, encode_texts
 from app.ledger.concern import Concern
 from app.ledger.connection import milliseconds
 from app.ledger.model import Admission, PaceSample, Reason, Record, Takeover
@@ -31,9 +31,7 @@ class Provisioning(Concern):
             pacing.window,
             again=False,
         )
-        return Admission(
-            [decode_record(flat) for flat in reply[3:]], reply[0] or None, int(reply[1]), int(reply[2])
-        )
+        return Admission(decode_readable(reply[3:]), reply[0] or None, int(reply[1]), int(reply[2]))
 
     async def take_stale(
         self, worker: str, limit: int, claim_seconds: float | None = None, *, alone: bool = True
@@ -54,7 +52,7 @@ class Provisioning(Concern):
             int(alone),
             again=False,
         )
-        return Takeover([decode_record(flat) for flat in reply[1:]], int(reply[0]))
+        return Takeover(decode_readable(reply[1:]), int(reply[0]))
 
     async def extend_claims(
         self, worker: str, ids: Iterable[str], claim_seconds: float | None = None
@@ -68,12 +66,24 @@ class Provisioning(Concern):
         ]
 
     async def release_claim(
-        self, sandbox_id: str, worker: str, *, delay_seconds: float = 0.0, error: str = ""
+        self,
+        sandbox_id: str,
+        worker: str,
+        *,
+        delay_seconds: float = 0.0,
+        error: str = "",
+        counts: bool = True,
     ) -> bool:
-        """This worker has stopped touching it: a create may be tried again after the delay, a cleanup need not wait any more."""
+        """This worker has stopped touching it: a create may be tried again after the delay, a cleanup need not wait any more.
+        `counts` False: that was no attempt, for example because the backend was busy."""
         return bool(
             await self._connection.run(
-                "release_claim", sandbox_id, worker, milliseconds(delay_seconds), clean_text(error, 500)
+                "release_claim",
+                sandbox_id,
+                worker,
+                milliseconds(delay_seconds),
+                clean_text(error, 500),
+                int(not counts),
             )
         )
 

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Iterable
 
 from app.ledger import wakeup
-from app.ledger.codec import clean_text, decode_record, encode_spec, encode_texts
+from app.ledger.codec import clean_text, decode_readable, decode_record, encode_spec, encode_texts
 from app.ledger.concern import Concern
 from app.ledger.connection import milliseconds
 from app.ledger.errors import Ended, IdempotencyConflict, NotFound, QueueFull, RunEnded, RunNotFound
-from app.ledger.model import Created, NewSandbox, Page, Reclaim, Record, State
+from app.ledger.model import LIVE, Brief, Created, NewSandbox, Page, Reclaim, Record, State
 
 LIST_LIMIT_MAX = 500
 _LOOK_AT = 1_000
@@ -71,6 +71,14 @@ class Sandboxes(Concern):
         replies = await self._connection.run_list("read", *ids)
         return [decode_record(flat) if flat else None for flat in replies]
 
+    async def briefs(self, ids: Iterable[str]) -> list[Brief | None]:
+        """What a comparison with the backend needs of many, in the order asked for; None where unknown."""
+        replies = await self._connection.run_list("brief", *ids)
+        return [
+            Brief(found[0] in LIVE, found[0], _moment(found[1]), _moment(found[2])) if found else None
+            for found in replies
+        ]
+
     async def list(
         self,
         tenant: str | None = None,
@@ -93,7 +101,7 @@ class Sandboxes(Concern):
             cursor if cursor and cursor.isdigit() else "",
             max(_LOOK_AT, limit),
         )
-        return Page([decode_record(flat) for flat in reply[1:]], str(reply[0]) or None)
+        return Page(decode_readable(reply[1:]), str(reply[0]) or None)
 
     async def queue_position(self, sandbox_id: str) -> int | None:
         """How many are admitted before it if nobody else comes; None when it does not wait."""
@@ -144,6 +152,10 @@ class Sandboxes(Concern):
         if not flat:
             raise NotFound(sandbox_id)
         return decode_record(flat)
+
+
+def _moment(text: str) -> int | None:
+    return int(float(text)) if text else None
 
 
 def key_digest(key: str | None) -> str:

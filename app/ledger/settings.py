@@ -113,7 +113,7 @@ class WorkerSettings:
     may start, and a worker that is full of one tenant's slow creates must not hold up another's."""
     delete_concurrency: int = 16
     claim_seconds: float = 10.0
-    """A worker that was silent for so long has lost its creates to another; it extends its claims each third of that."""
+    """A worker that was silent for so long has lost its creates to another; it extends its claims each second, or each third of that."""
     attempts_max: int = 4
     """How often a create is tried before it fails with backend_error: one that kills its worker must not kill them all."""
     job_seconds: float = 15.0

@@ -26,6 +26,7 @@ class Statistics(Concern):
             creating,
             starting,
             failed,
+            anomalies,
         ) = await self._connection.run_list("stats", tenant or "")
         counts, pacing, strays = fields(live), fields(pace), fields(orphans)
         oldest_ms = float(oldest)
@@ -45,6 +46,7 @@ class Statistics(Concern):
             orphans=OrphanStats(now=int(strays.get("now", "0")), reclaimed=int(strays.get("reclaimed", "0"))),
             reclaimed={reason: int(n) for reason, n in fields(reclaimed).items()},
             failed={reason: int(n) for reason, n in fields(failed).items()},
+            anomalies={kind: int(n) for kind, n in fields(anomalies).items()},
         )
 
     async def record_execs(self, batch: Iterable[ExecSample]) -> None:

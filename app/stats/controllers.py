@@ -62,6 +62,8 @@ def show(stats: Stats) -> None:
         metrics.LIVE.labels(state).set(count)
     for reason, count in stats.reclaimed.items():
         metrics.RECLAIMED.labels(reason).set(count)
+    for kind, count in stats.anomalies.items():
+        metrics.ANOMALIES.labels(kind).set(count)
     metrics.QUEUE_DEPTH.set(stats.queue.depth)
     metrics.QUEUE_OLDEST.set(stats.queue.oldest_seconds)
     metrics.ORPHANS.set(stats.orphans.now)

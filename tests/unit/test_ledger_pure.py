@@ -14,10 +14,10 @@ from app.ledger import scripts
 from app.ledger.codec import clean_text
 from app.ledger.epoch import KnownEpoch, read_epoch, write_epoch
 from app.ledger.model import (
+    LIVE,
+    Brief,
     ExecSample,
     Reason,
-    Reclaim,
-    Record,
     Run,
     SandboxSpec,
     State,
@@ -159,12 +159,8 @@ def test_the_epoch_file_is_replaced_whole_and_a_broken_one_is_a_missing_one(tmp_
     assert read_epoch(tmp_path) == KnownEpoch()
 
 
-def record(state: State, **times: int) -> Record:
-    spec = SandboxSpec(image="x", cpu=1, memory=1, disk=1)
-    reclaim = Reclaim.DELETED if state in (State.DELETING, State.DELETED) else None
-    return Record(
-        "sb-x", "a", None, state, None, None, spec, 1, None, 1, True, times, 1, None, {}, reclaim, 1
-    )
+def record(state: State, cleaned: int | None = None) -> Brief:
+    return Brief(state in LIVE, state, None, cleaned)
 
 
 NOW = 1_000_000
@@ -190,7 +186,7 @@ TRUST = Trust(now=NOW, born=500_000, agreement=900_000, grace=60_000, settle=10_
         (Observed("x", "running", 995_000), record(State.DELETED, cleaned=995_000), TRUST, False),
     ],
 )
-def test_what_is_an_orphan(found: Observed, known: Record | None, trust: Trust, orphan: bool) -> None:
+def test_what_is_an_orphan(found: Observed, known: Brief | None, trust: Trust, orphan: bool) -> None:
     assert is_orphan(found, known, trust) == orphan
     if orphan:
         assert is_stray(known)

@@ -22,11 +22,9 @@ if idem ~= '' then
   local known = call('GET', P .. 'idem:' .. key)
   if known then
     local fingerprint, found = string.match(known, '^(%S+) (%S+)$')
+    if fingerprint ~= ARGV[5] and load(found) then return {'conflict', found} end
     local answer = existing(found)
-    if answer then
-      if fingerprint ~= ARGV[5] then return {'conflict', found} end
-      return answer
-    end
+    if answer then return answer end
   end
 end
 local same = existing(id)
@@ -37,12 +35,12 @@ if run ~= '' then
   if owner[1] ~= tenant then return {'no_run'} end
   if owner[2] ~= 'open' then return {'run_ended'} end
 end
-if count('n', 'queued') >= tonumber(ARGV[15]) then return {'full', 'service'} end
+if queued() >= tonumber(ARGV[15]) then return {'full', 'service'} end
 if count('n:' .. tenant, 'queued') >= tonumber(ARGV[16]) then return {'full', 'tenant'} end
 
 local lifetime = tonumber(ARGV[7])
 local r = {id = id, tenant = tenant, run = run ~= '' and run or nil, state = 'queued', seq = call('INCR', P .. 'seq'),
-  lease_ms = tonumber(ARGV[6]), deadline = NOW + lifetime}
+  ['at:queued'] = NOW, lease_ms = tonumber(ARGV[6]), deadline = NOW + lifetime}
 if waiting then r.lease_at = NOW + tonumber(ARGV[9]) else r.lease_at = claimed_lease(r) end
 call('HSET', P .. 'sb:' .. id, 'tenant', tenant, 'run', run, 'state', 'queued', 'seq', r.seq, 'lease_ms', ARGV[6],
   'lease_at', r.lease_at or '', 'deadline', r.deadline, 'claimed', waiting and '0' or '1', 'spec', ARGV[10], 'env', ARGV[11],

@@ -12,11 +12,16 @@ local from = ARGV[6] ~= '' and '(' .. ARGV[6] or '+inf'
 
 local function matches(id)
   local got = call('HMGET', P .. 'sb:' .. id, 'state', 'tenant', 'labels')
-  if not got[1] then return false end
+  if not got[1] then
+    anomaly('lost', id .. ' is listed and has no record')
+    call('ZREM', index, id)
+    return false
+  end
   if ARGV[3] ~= '' and not wanted[got[1]] then return false end
   if ARGV[1] ~= '' and got[2] ~= ARGV[1] then return false end
   if labels then
-    local own = cjson.decode(got[3] or '{}')
+    local readable, own = pcall(cjson.decode, got[3] or '{}')
+    if not readable then return false end
     for name, value in pairs(labels) do
       if own[name] ~= value then return false end
     end

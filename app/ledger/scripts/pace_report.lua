@@ -6,7 +6,7 @@ local pace = call('HMGET', P .. 'pace', 'rate', 'threshold', 'cut_at', 'hold_unt
 local rate = tonumber(pace[1] or ARGV[5])
 local threshold = tonumber(pace[2] or ARGV[7])
 local cut_at = tonumber(pace[3] or '0')
-local hold_until = tonumber(pace[4] or '0')
+local hold_until = held_until(tonumber(pace[4] or '0'))
 local most = tonumber(ARGV[9])
 local window = math.min(tonumber(pace[5] or most), most)
 local reason = pace[6] or 'initial'
@@ -28,7 +28,7 @@ elseif ok > 0 then
   window = math.min(most, window + math.max(1, math.floor(ok / 4)))
   reason = rate >= tonumber(ARGV[7]) and 'steady' or 'growing'
 end
-if tonumber(ARGV[4]) > 0 then hold_until = math.max(hold_until, NOW + tonumber(ARGV[4])) end
+if tonumber(ARGV[4]) > 0 then hold_until = math.max(hold_until, NOW + math.min(HOLD_MOST_MS, tonumber(ARGV[4]))) end
 call('HSET', P .. 'pace', 'rate', tostring(rate), 'threshold', tostring(threshold), 'cut_at', cut_at, 'hold_until', hold_until,
   'window', window, 'reason', reason)
 return {tostring(rate), window, reason}

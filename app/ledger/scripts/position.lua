@@ -3,7 +3,11 @@
 local r = load(ARGV[1])
 if not r or r.state ~= 'queued' then return -1 end
 local rank = call('ZRANK', queue_key(r), r.id)
-if not rank then corrupt(r.id .. ' is queued but in no queue') end
+if not rank then
+  anomaly('missing', r.id .. ' is queued and in no queue')
+  enqueue(r)
+  rank = call('ZRANK', queue_key(r), r.id)
+end
 
 -- Turns of one list before ours: those ahead of us in the rotation get rank+1 turns, those behind get rank; none more than it has.
 local function turns(list, own, own_rank, size_of)

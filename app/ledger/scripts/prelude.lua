@@ -1,7 +1,8 @@
 -- Shared by every script of the ledger: the clock, reading a record, and the one function (`move`) that changes a state.
 --
--- A script decides everything from what it reads, then writes; what it leaves is checked (`corrupt`) so that a broken count or a
--- record in two places is an error at once, not a leak found next week. Keys and their bounds: docs/ledger.md.
+-- A script decides everything from what it reads, then writes. What it finds and what it leaves is checked: an index that contradicts a
+-- record is mended on the spot, counted and written down (`anomaly`), because one bad entry must never stop the work on all the others.
+-- Keys and their bounds: docs/ledger.md.
 
 local P = KEYS[1]
 local call = redis.call
@@ -12,6 +13,8 @@ local EVENTS_KEPT = 10000
 local RECLAIMS_KEPT = 20000
 local RECLAIMS_KEPT_TENANT = 5000
 local RECLAIMS_TTL_MS = 7 * 86400000
+local ANOMALIES_KEPT = 200
+local UNREADABLE_TTL_MS = 7 * 86400000
 
 local FORWARD = {
   queued = {creating = true, deleted = true, failed = true},
@@ -25,21 +28,38 @@ local FORWARD = {
 local LIVE = {queued = true, creating = true, starting = true, ready = true}
 local URGENT = {deleted = true, cancelled = true, hung_up = true, failed = true}
 
+-- Only for a step that no script may ask for, before anything is written.
 local function corrupt(text)
   error('SANDMAN-CORRUPT ' .. text)
+end
+
+-- Something that must not be. Kinds: 'lost' (an index names a record that is not there), 'misplaced' (it names one that belongs
+-- elsewhere), 'missing' (a record is not where it belongs), 'count'. The caller mends it and goes on.
+local function anomaly(kind, text)
+  call('HINCRBY', P .. 'anomalies', kind, 1)
+  call('XADD', P .. 'anomalies:log', 'MAXLEN', '~', ANOMALIES_KEPT, '*', 'kind', kind, 'text', text)
+end
+
+-- The beginning of a text, cut between characters: half of one could not be read back.
+local function cut(text, bytes)
+  if #text <= bytes then return text end
+  while bytes > 0 and string.byte(text, bytes + 1) >= 128 and string.byte(text, bytes + 1) < 192 do bytes = bytes - 1 end
+  return string.sub(text, 1, bytes)
 end
 
 -- Records -----------------------------------------------------------------------------------------------------------------------
 
 local FIELDS = {'tenant', 'run', 'state', 'seq', 'lease_ms', 'lease_at', 'deadline', 'claimed', 'cpu', 'mem', 'attempts',
-  'worker', 'claim_at', 'at:queued', 'at:creating', 'at:starting', 'reclaim', 'idem'}
+  'worker', 'claim_at', 'at:queued', 'at:creating', 'at:starting', 'at:cleaned', 'reclaim', 'idem'}
 local NUMBERS = {seq = true, lease_ms = true, lease_at = true, deadline = true, cpu = true, mem = true, attempts = true,
-  claim_at = true, ['at:queued'] = true, ['at:creating'] = true, ['at:starting'] = true}
+  claim_at = true, ['at:queued'] = true, ['at:creating'] = true, ['at:starting'] = true, ['at:cleaned'] = true}
+local NEEDED = {'tenant', 'seq', 'lease_ms', 'deadline', 'attempts', 'at:queued'}
 
--- The fields that decisions need, numbers as numbers; nil when there is no such record. An absent lease_at means: its run holds it.
+-- The fields that decisions need, numbers as numbers; nil when there is no such record, or only a part of one. An absent lease_at means:
+-- its run holds it.
 local function load(id)
   local values = call('HMGET', P .. 'sb:' .. id, unpack(FIELDS))
-  if not values[3] then return nil end
+  if not FORWARD[values[3]] then return nil end
   local r = {id = id}
   for i, name in ipairs(FIELDS) do
     local value = values[i]
@@ -47,6 +67,9 @@ local function load(id)
       if NUMBERS[name] then value = tonumber(value) end
       r[name] = value
     end
+  end
+  for _, name in ipairs(NEEDED) do
+    if not r[name] then return nil end
   end
   r.claimed = r.claimed == '1'
   return r
@@ -58,6 +81,15 @@ local function dump(id)
   flat[#flat + 1] = 'id'
   flat[#flat + 1] = id
   return flat
+end
+
+-- `index` names a record that cannot be read: no index names it from now on. What the backend may hold of it is an orphan.
+local function drop(id, index)
+  anomaly('lost', id .. ' is in ' .. index .. ' and has no readable record')
+  for _, set in ipairs({'due', 'claims', 'starting', 'clean:urgent', 'clean:bulk', 'ended', 'qall', 'ix:all'}) do
+    call('ZREM', P .. set, id)
+  end
+  call('PEXPIRE', P .. 'sb:' .. id, UNREADABLE_TTL_MS)
 end
 
 -- `due` holds exactly the live records, by the moment at which nothing holds them any more.
@@ -81,20 +113,35 @@ end
 
 -- Counts ------------------------------------------------------------------------------------------------------------------------
 
+local function bump_one(key, state, by)
+  local n = call('HINCRBY', P .. key, state, by)
+  if n >= 0 then return n end
+  anomaly('count', key .. ' has ' .. n .. ' ' .. state)
+  call('HSET', P .. key, state, 0)
+  return 0
+end
+
 local function bump(tenant, state, by)
-  local all = call('HINCRBY', P .. 'n', state, by)
-  local own = call('HINCRBY', P .. 'n:' .. tenant, state, by)
-  if all < 0 or own < 0 then corrupt('count of ' .. state .. ' for ' .. tenant) end
-  return all, own
+  return bump_one('n', state, by), bump_one('n:' .. tenant, state, by)
 end
 
 local function count(key, state)
   return tonumber(call('HGET', P .. key, state) or '0')
 end
 
+-- Counted in the indexes themselves: what gates all admission must not depend on a sum.
+local function queued() return call('ZCARD', P .. 'qall') end
+local function in_flight_now() return call('ZCARD', P .. 'claims') + call('ZCARD', P .. 'starting') end
+
 local function peak(tenant, all, own)
   if all > tonumber(call('HGET', P .. 'peak', '') or '0') then call('HSET', P .. 'peak', '', all) end
   if own > tonumber(call('HGET', P .. 'peak', 't:' .. tenant) or '0') then call('HSET', P .. 'peak', 't:' .. tenant, own) end
+end
+
+-- A pause that the backend asked for is kept, but not for ever: not for an absurd one, nor for one that a jump of the clock left behind.
+local HOLD_MOST_MS = 60000
+local function held_until(at)
+  return at <= NOW + HOLD_MOST_MS and at or 0
 end
 
 -- The report of a run: histograms with buckets 10 % wide, exact sums, and what its live sandboxes have used so far --------------------
@@ -102,6 +149,7 @@ end
 local BUCKET = math.log(1.1)
 
 local function sample(report, phase, ms)
+  ms = math.max(0, ms)
   local bucket = 0
   if ms >= 1 then bucket = math.floor(math.log(ms) / BUCKET) + 1 end
   call('HINCRBY', report, 'h:' .. phase .. ':' .. bucket, 1)
@@ -117,8 +165,8 @@ local function usage(report, r, sign)
   local start = (r['at:starting'] - origin) / 1000
   local cpu, gib = r.cpu or 0, (r.mem or 0) / 1073741824
   local n = call('HINCRBY', report, 'open:n', sign)
-  if n < 0 then corrupt('usage of run ' .. r.run) end
-  if n == 0 then
+  if n < 0 then anomaly('count', 'usage of ' .. r.run .. ' by ' .. n) end
+  if n <= 0 then
     call('HDEL', report, 'open:t', 'open:cpu', 'open:cpu_t', 'open:gib', 'open:gib_t')
   else
     for name, value in pairs({t = start, cpu = cpu, cpu_t = cpu * start, gib = gib, gib_t = gib * start}) do
@@ -126,7 +174,7 @@ local function usage(report, r, sign)
     end
   end
   if sign < 0 then
-    local seconds = (NOW - r['at:starting']) / 1000
+    local seconds = math.max(0, NOW - r['at:starting']) / 1000
     call('HINCRBYFLOAT', report, 'sandbox_seconds', string.format('%.3f', seconds))
     call('HINCRBYFLOAT', report, 'cpu_seconds', string.format('%.6f', cpu * seconds))
     call('HINCRBYFLOAT', report, 'gib_seconds', string.format('%.6f', gib * seconds))
@@ -160,30 +208,45 @@ local function queue_key(r)
   return P .. 'qz:' .. (r.run or '-') .. ':' .. r.tenant
 end
 
-local function enqueue(r)
-  local key = queue_key(r)
-  call('ZADD', key, r.seq, r.id)
-  if call('ZCARD', key) == 1 then
-    if call('RPUSH', P .. 'ql:' .. r.tenant, r.run or '-') == 1 then call('RPUSH', P .. 'rr', r.tenant) end
+-- See to it that the tenant and this run of it have their turns. Gives whether they had. (LPOS looks through as many as wait: few.)
+local function take_turns(tenant, run)
+  local had = true
+  for key, name in pairs({['ql:' .. tenant] = run, rr = tenant}) do
+    if not call('LPOS', P .. key, name) then
+      call('RPUSH', P .. key, name)
+      had = false
+    end
   end
-  call('ZADD', P .. 'qall', NOW, r.id)
+  return had
+end
+
+local function enqueue(r)
+  call('ZADD', queue_key(r), r.seq, r.id)
+  call('ZADD', P .. 'qall', r['at:queued'], r.id)
+  take_turns(r.tenant, r.run or '-')
+end
+
+-- Take it out of the queue of that run; what is empty then leaves the rotations. Gives whether it was there.
+local function unqueue(id, tenant, run)
+  local key = P .. 'qz:' .. run .. ':' .. tenant
+  local was = call('ZREM', key, id)
+  if call('EXISTS', key) == 0 then
+    call('LREM', P .. 'ql:' .. tenant, 0, run)
+    if call('EXISTS', P .. 'ql:' .. tenant) == 0 then call('LREM', P .. 'rr', 0, tenant) end
+  end
+  return was == 1
 end
 
 local function dequeue(r)
-  local key = queue_key(r)
-  if call('ZREM', key, r.id) == 0 then corrupt(r.id .. ' is queued but in no queue') end
+  if not unqueue(r.id, r.tenant, r.run or '-') then anomaly('missing', r.id .. ' was queued and in no queue') end
   call('ZREM', P .. 'qall', r.id)
-  if call('EXISTS', key) == 0 then
-    call('LREM', P .. 'ql:' .. r.tenant, 1, r.run or '-')
-    if call('EXISTS', P .. 'ql:' .. r.tenant) == 0 then call('LREM', P .. 'rr', 1, r.tenant) end
-  end
 end
 
 -- The reclaim log, and forgetting -------------------------------------------------------------------------------------------------
 
 local function log_reclaim(id, tenant, run, reclaim, state, detail)
   local entry = {'id', id, 'tenant', tenant, 'run', run or '', 'reclaim', reclaim, 'state', state,
-    'detail', string.sub(detail or '', 1, 500)}
+    'detail', cut(detail or '', 500)}
   call('XADD', P .. 'reclaims', 'MAXLEN', '~', RECLAIMS_KEPT, '*', unpack(entry))
   call('HINCRBY', P .. 'reclaimed', reclaim, 1)
   if tenant ~= '' then
@@ -195,10 +258,10 @@ end
 
 -- Remove every trace of an ended record.
 local function forget(id)
-  call('ZREM', P .. 'ended', id)
   local r = load(id)
-  if not r then return end
-  if r.state ~= 'deleted' and r.state ~= 'failed' then corrupt(id .. ' is ' .. r.state .. ' and ended') end
+  if not r then return drop(id, 'ended') end
+  call('ZREM', P .. 'ended', id)
+  if not r['at:cleaned'] then return anomaly('misplaced', id .. ' is ' .. r.state .. ' and in ended') end
   bump(r.tenant, r.state, -1)
   call('ZREM', P .. 'ix:all', id)
   call('ZREM', P .. 'ix:t:' .. r.tenant, id)
@@ -225,7 +288,7 @@ local function move(r, to, more)
   local from = r.state
   if not (FORWARD[from] and FORWARD[from][to]) then corrupt(r.id .. ' from ' .. from .. ' to ' .. to) end
   local key = P .. 'sb:' .. r.id
-  local detail = more.detail and string.sub(more.detail, 1, 2000) or nil
+  local detail = more.detail and cut(more.detail, 2000) or nil
 
   if from == 'queued' then dequeue(r)
   elseif from == 'creating' then call('ZREM', P .. 'claims', r.id)
@@ -257,7 +320,7 @@ local function move(r, to, more)
     peak(r.tenant, all, own)
   elseif LIVE[from] then
     -- It is over for its caller. What the backend may hold of it is cleaned up; not before a create in flight has let go of it.
-    if call('ZREM', P .. 'due', r.id) == 0 then corrupt(r.id .. ' was live but held by nothing') end
+    if call('ZREM', P .. 'due', r.id) == 0 then anomaly('missing', r.id .. ' was live and not in due') end
     if r.run then call('SREM', P .. 'live:' .. r.run, r.id) end
     log_reclaim(r.id, r.tenant, r.run, more.reclaim, from, detail or more.reason)
     if from == 'queued' then

@@ -1,6 +1,6 @@
 -- The counts as they stand; nothing is scanned. ARGV: 1 tenant or ''.
 -- Returns {now, live flat, peak, oldest queued ms or 0, pace flat, orphans flat, reclaimed flat,
---   creating, starting, failed flat}
+--   creating, starting, failed flat, anomalies flat}
 local tenant = ARGV[1]
 local suffix = tenant ~= '' and ':' .. tenant or ''
 local oldest = 0
@@ -16,4 +16,4 @@ end
 return {tostring(NOW), call('HGETALL', P .. 'n' .. suffix), call('HGET', P .. 'peak', tenant ~= '' and 't:' .. tenant or '') or '0',
   tostring(oldest), call('HGETALL', P .. 'pace'), call('HGETALL', P .. 'orphans'), call('HGETALL', P .. 'reclaimed' .. suffix),
   call('HGET', P .. 'n', 'creating') or '0', call('HGET', P .. 'n', 'starting') or '0',
-  call('HGETALL', P .. 'failed' .. suffix)}
+  call('HGETALL', P .. 'failed' .. suffix), tenant == '' and call('HGETALL', P .. 'anomalies') or {}}

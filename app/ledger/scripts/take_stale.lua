@@ -6,11 +6,15 @@
 local out, suspects, alone = {}, 0, false
 for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'claims', '-inf', NOW, 'LIMIT', 0, ARGV[2])) do
   local r = load(id)
-  if not r or r.state ~= 'creating' then corrupt(id .. ' is claimed but not creating') end
   local key = P .. 'sb:' .. id
   -- A claim that was let go of has no worker: that attempt ended in an error, not in a death.
-  local crashes = tonumber(call('HGET', key, 'crashes') or '0') + (r.worker and 1 or 0)
-  if r.attempts >= tonumber(ARGV[4]) then
+  local crashes = tonumber(call('HGET', key, 'crashes') or '0') + (r and r.worker and 1 or 0)
+  if not r then
+    drop(id, 'claims')
+  elseif r.state ~= 'creating' then
+    anomaly('misplaced', id .. ' is ' .. r.state .. ' and claimed')
+    call('ZREM', P .. 'claims', id)
+  elseif r.attempts >= tonumber(ARGV[4]) then
     local last = call('HGET', key, 'error')
     r.claim_at = nil
     fail(r, 'backend_error', 'given up after ' .. r.attempts .. ' attempts: ' ..

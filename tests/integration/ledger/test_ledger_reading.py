@@ -112,6 +112,44 @@ async def test_a_missed_event_is_caught_by_the_recheck(ledger: Ledger) -> None:
         assert (await asyncio.wait_for(wait, 3)).state == State.READY
 
 
+async def test_a_listener_that_breaks_does_not_end_the_feed(ledger: Ledger) -> None:
+    async with EventFeed(ledger) as feed:
+        broken: list[str | None] = []
+
+        def listener(sandbox: str | None) -> None:
+            broken.append(sandbox)
+            if sandbox is not None and len(broken) < 4:
+                raise RuntimeError("a listener's fault")
+
+        feed.listen(listener)
+        ready = feed.signal([State.READY])
+        await asyncio.sleep(0.1)
+        sandbox = await advance(ledger, new_sandbox(), "starting")
+        await asyncio.sleep(0.5)
+        ready.clear()
+        await ledger.mark_ready(sandbox)
+        await asyncio.wait_for(ready.wait(), 3)
+        assert not any(task.done() for task in feed._tasks)
+
+
+async def test_a_wait_ends_in_time_also_when_redis_hangs(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More callers than are read at once, and no answer: each is told when its own time is up."""
+
+    async def hang(_sandbox: str) -> None:
+        await asyncio.Event().wait()
+
+    feed = EventFeed(ledger)
+    monkeypatch.setattr(ledger, "get", hang)
+    started = asyncio.get_running_loop().time()
+    ends = await asyncio.gather(
+        *(feed.wait_for("sb-x", lambda record: True, 0.2) for _ in range(40)), return_exceptions=True
+    )
+    assert all(isinstance(end, LedgerUnavailable) for end in ends)
+    assert asyncio.get_running_loop().time() - started < 2
+
+
 async def test_a_wait_rides_over_a_restart_of_redis(tmp_path: Path) -> None:
     """The feed comes back by itself, and what happened meanwhile is found by looking."""
     with tempfile.TemporaryDirectory(prefix="sm-v-") as folder:
