@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Awaitable, Callable
 
 import structlog
 
-from app.ledger.errors import LedgerUnavailable
+from app.ledger.errors import LedgerError, LedgerUnavailable
 from app.ledger.ledger import Ledger
 from app.ledger.model import PaceSample, Reason, Record
 from app.ledger.settings import Settings
@@ -22,8 +23,8 @@ from worker.providers.base import Provider, ProviderError
 
 log = structlog.get_logger(__name__)
 
-_BEAT_SECONDS = 1.0
-"""How often claims are extended and cancelled creates noticed; claims last several beats."""
+_BEAT_SECONDS_MAX = 1.0
+"""How often claims are extended and cancelled creates noticed; with short claims, each third of one."""
 _STALE_LOOK_SECONDS = 0.5
 _POLL_SECONDS = 0.05
 """A create that arrives while a job works waits at most this long for being seen."""
@@ -35,6 +36,10 @@ _HAND_OVER_SECONDS = 1.0
 _LONGEST_SECONDS, _LONGEST_GRACE_SECONDS = 480.0, 60.0
 """Together below the time-out of the RQ job, whose alarm would break the loop at any line."""
 _RETRY_DELAY_SECONDS = (0.5, 15.0)
+_RETRY_AFTER_SECONDS_MAX = 60.0
+"""However long a pause the backend asks for: its next answer says it again."""
+_THROTTLED_DELAY_SECONDS = 1.0
+_AWAY_PAUSE_SECONDS = 0.5
 _PERSIST_SECONDS = 5.0
 """How long a result is offered to a Redis that is away; afterwards the claim lapses and the create is repeated."""
 
@@ -50,7 +55,10 @@ class Drain:
         self._secret = secret
         self._settings = settings.worker
         self._worker = worker
+        self._beat_seconds = min(_BEAT_SECONDS_MAX, self._settings.claim_seconds / 3)
         self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._suspects = 0
+        self._stale_look = 0.0
         self._stopped_at: float | None = None
         self._alone = False
         self._made = 0
@@ -84,39 +92,27 @@ class Drain:
         """Give whether more waits."""
         end = time.monotonic() + self._settings.job_seconds
         last_end = time.monotonic() + _LONGEST_SECONDS
-        stale_look = pace_report = 0.0
-        suspects = 0
+        pace_report = 0.0
         while True:
             now = time.monotonic()
             if now > end + _HAND_OVER_SECONDS and self._in_flight and now < last_end:
                 # Creates that take long, for example with an image to import, must not keep the others waiting.
                 end = now + self._settings.job_seconds
             taking = now < end and self._stopped_at is None
-            free = self._settings.concurrency - len(self._in_flight)
             pause, queued = _POLL_SECONDS, 0
-            if taking and free > 0 and not self._alone:
-                if now - stale_look >= _STALE_LOOK_SECONDS or (suspects and not self._in_flight):
-                    stale_look = now
-                    takeover = await self._ledger.take_over(self._worker, free, alone=not self._in_flight)
-                    suspects = takeover.suspects
-                    for record in takeover.records:
-                        log.warning("provision.taken_over", sandbox=record.id, attempts=record.attempts)
-                        self._alone = record.crashes >= 2
-                        self._begin(record)
-                    free = self._settings.concurrency - len(self._in_flight)
-                # While a suspect waits for its turn alone, nothing new begins.
-                if free > 0 and not suspects and not self._alone:
-                    admission = await self._ledger.admit(free, self._worker)
-                    queued = admission.queued
-                    for record in admission.records:
-                        self._begin(record)
-                    if admission.blocked:
-                        pause = min(max(admission.retry_after_ms / 1000, 0.005), _POLL_SECONDS * 2)
+            if taking:
+                try:
+                    pause, queued = await self._take(now)
+                except LedgerUnavailable:
+                    # What is in flight is worth more than this pass: the backend goes on with it while Redis is away.
+                    if not self._in_flight:
+                        raise
+                    pause = _AWAY_PAUSE_SECONDS
             if not self._in_flight:
                 self._alone = False
                 if not taking:
                     return True
-                if not queued and not suspects:
+                if not queued and not self._suspects:
                     return False
             if self._stopped_at is not None and now - self._stopped_at > _STOP_GRACE_SECONDS:
                 return True
@@ -124,7 +120,8 @@ class Drain:
                 return True
             if now - pace_report >= _PACE_REPORT_SECONDS:
                 pace_report = now
-                await self._report_pace()
+                with contextlib.suppress(LedgerUnavailable):
+                    await self._report_pace()
             if self._in_flight:
                 await asyncio.wait(
                     self._in_flight.values(), timeout=pause, return_when=asyncio.FIRST_COMPLETED
@@ -132,10 +129,45 @@ class Drain:
             else:
                 await asyncio.sleep(pause)
 
+    async def _take(self, now: float) -> tuple[float, int]:
+        """Begin what may begin; give how long to pause, and how many still wait."""
+        pause, queued = _POLL_SECONDS, 0
+        if self._free() > 0 and not self._alone:
+            if now - self._stale_look >= _STALE_LOOK_SECONDS or (self._suspects and not self._in_flight):
+                self._stale_look = now
+                # Its own claims may have lapsed, while Redis was away; they are not those of somebody who died.
+                await self._extend()
+                takeover = await self._ledger.take_over(self._worker, self._free(), alone=not self._in_flight)
+                self._suspects = takeover.suspects
+                for record in takeover.records:
+                    log.warning("provision.taken_over", sandbox=record.id, attempts=record.attempts)
+                    # One that is still being let go of here comes up again when this claim has lapsed.
+                    if record.id not in self._in_flight:
+                        self._alone = record.crashes >= 2
+                        self._begin(record)
+            # While a suspect waits for its turn alone, nothing new begins.
+            if self._free() > 0 and not self._suspects and not self._alone:
+                admission = await self._ledger.admit(self._free(), self._worker)
+                queued = admission.queued
+                for record in admission.records:
+                    self._begin(record)
+                if admission.blocked:
+                    pause = min(max(admission.retry_after_ms / 1000, 0.005), _POLL_SECONDS * 2)
+        return pause, queued
+
+    def _free(self) -> int:
+        return self._settings.concurrency - len(self._in_flight)
+
     def _begin(self, record: Record) -> None:
         task = asyncio.create_task(self._create(record), name=record.id)
         self._in_flight[record.id] = task
-        task.add_done_callback(lambda _done: self._in_flight.pop(record.id, None))
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._in_flight.pop(task.get_name(), None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its claim lapses, and the create is taken over.
+            log.error("provision.unrecorded", sandbox=task.get_name(), error=str(error))
 
     async def _create(self, record: Record) -> None:
         started = time.monotonic()
@@ -145,7 +177,7 @@ class Drain:
             )
         except asyncio.CancelledError:
             # Given up meanwhile, or this job stops: whoever comes next finds what is there by the id.
-            await asyncio.shield(self._let_go(record, "interrupted"))
+            await asyncio.shield(self._let_go(record, "interrupted", counts=self._stopped_at is None))
             raise
         except ProviderError as error:
             await self._failed(record, error, started)
@@ -170,24 +202,30 @@ class Drain:
 
     async def _failed(self, record: Record, error: ProviderError, started: float) -> None:
         self._measure(started)
+        retry_after = min(error.retry_after_seconds, _RETRY_AFTER_SECONDS_MAX)
         if error.throttled:
             self._throttled += 1
-            self._retry_after = max(self._retry_after, error.retry_after_seconds)
-        if error.retryable and record.attempts < self._settings.attempts_max:
+            self._retry_after = max(self._retry_after, retry_after)
+        if error.retryable and (error.throttled or record.attempts < self._settings.attempts_max):
             low, high = _RETRY_DELAY_SECONDS
-            delay = max(error.retry_after_seconds, min(high, low * 2.0 ** (record.attempts - 1)))
+            delay = _THROTTLED_DELAY_SECONDS if error.throttled else low * 2.0 ** (record.attempts - 1)
+            # Spread, or all that were refused together would come back together.
+            delay = max(retry_after, min(high, delay)) * random.uniform(1.0, 1.5)
             log.warning(
                 "provision.retry", sandbox=record.id, reason=error.reason, detail=error.detail, delay=delay
             )
-            await self._let_go(record, f"{error.reason}: {error.detail}", delay)
+            # A backend that is busy says nothing about the sandbox: it is tried as long as somebody holds it.
+            await self._let_go(record, f"{error.reason}: {error.detail}", delay, counts=not error.throttled)
             return
         log.warning("provision.failed", sandbox=record.id, reason=error.reason, detail=error.detail)
         await self._persist(lambda: self._ledger.mark_failed(record.id, error.reason, error.detail))
         await self._let_go(record, error.detail)
 
-    async def _let_go(self, record: Record, error: str, delay: float = 0.0) -> None:
+    async def _let_go(self, record: Record, error: str, delay: float = 0.0, *, counts: bool = True) -> None:
         await self._persist(
-            lambda: self._ledger.release_claim(record.id, self._worker, delay_seconds=delay, error=error)
+            lambda: self._ledger.release_claim(
+                record.id, self._worker, delay_seconds=delay, error=error, counts=counts
+            )
         )
 
     async def _persist(self, call: Callable[[], Awaitable[bool]]) -> bool:
@@ -215,15 +253,20 @@ class Drain:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(_BEAT_SECONDS)
-            ids = list(self._in_flight)
-            with contextlib.suppress(LedgerUnavailable):
+            await asyncio.sleep(self._beat_seconds)
+            try:
                 await self._ledger.drain_still()
-                lost = await self._ledger.extend_claims(self._worker, ids) if ids else []
-                for sandbox_id in lost:
-                    task = self._in_flight.get(sandbox_id)
-                    if task is not None:
-                        task.cancel()
+                await self._extend()
+            except LedgerError as error:
+                log.warning("provision.beat_missed", error=str(error))
+
+    async def _extend(self) -> None:
+        """Keep what is in flight; stop what is no longer this worker's to create."""
+        ids = list(self._in_flight)
+        for sandbox_id in await self._ledger.extend_claims(self._worker, ids) if ids else []:
+            task = self._in_flight.get(sandbox_id)
+            if task is not None:
+                task.cancel()
 
     async def _cancel_all(self) -> None:
         tasks = list(self._in_flight.values())

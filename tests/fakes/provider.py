@@ -1,7 +1,7 @@
 """A backend made of files, for tests of the worker: it survives the worker's death and can be told to misbehave.
 
 Each sandbox is a file `<id>.json`; each call is a line in `calls.log`. `cues.json` says what goes wrong: {"create_seconds": s,
-"delete_seconds": s, "poison": [label, …], "fail": {label: [reason, retryable, times]}, "delete_fails": times,
+"delete_seconds": s, "poison": [label, …], "fail": {label: [reason, retryable, times, throttled]}, "delete_fails": times,
 "watch_seconds": s}. A sandbox's label
 "cue" selects it. The address of all is one socket, on which `FakeDaemon` answers for every sandbox.
 """
@@ -69,6 +69,9 @@ class FakeProvider:
     async def close(self) -> None:
         pass
 
+    async def withdraw(self) -> None:
+        pass
+
     async def check(self) -> None:
         pass
 
@@ -79,9 +82,11 @@ class FakeProvider:
         if cue in cues.get("poison", []):
             os.kill(os.getpid(), signal.SIGKILL)
         if cue in cues.get("fail", {}):
-            reason, retryable, times = cues["fail"][cue]
+            reason, retryable, times, *throttled = cues["fail"][cue]
             if self.calls("create").count(record.id) <= times:
-                raise ProviderError(Reason(reason), "as the test asked", retryable=retryable)
+                raise ProviderError(
+                    Reason(reason), "as the test asked", retryable=retryable, throttled=bool(throttled)
+                )
         await asyncio.sleep(cues.get("create_seconds", 0.0))
         if not self._path(record.id).exists():
             self.put(record.id, int(time.time() * 1000))
@@ -122,12 +127,13 @@ class FakeProvider:
 
 
 class FakeDaemon:
-    """Answers the probe of every sandbox; `exit_code` and `well` can be changed."""
+    """Answers the probe of every sandbox; `exit_code`, `well` and `seconds` (for one answer) can be changed."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "daemon.sock"
         self.exit_code = 0
         self.well = True
+        self.seconds = 0.0
         self.tokens: set[str] = set()
         self._server: asyncio.Server | None = None
 
@@ -144,6 +150,7 @@ class FakeDaemon:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
             body = await reader.readexactly(int(headers["Content-Length"]))
+            await asyncio.sleep(self.seconds)
             if head.startswith("GET /health "):
                 answer = json.dumps({"ok": self.well, "self": "/sandmand"})
             else:
