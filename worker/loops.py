@@ -19,6 +19,7 @@ from app.ledger.errors import LedgerError, LedgerUnavailable
 from app.ledger.events import EventFeed
 from app.ledger.ledger import Ledger
 from app.ledger.settings import Settings, get_settings
+from app.ledger.tasks import end_tasks
 from app.ledger.tokens import SecretUnreadable, read_secret
 from worker.logs import configure_logs
 from worker.providers.base import Provider, ProviderError, ProviderUnavailable
@@ -32,6 +33,7 @@ log = structlog.get_logger("worker.loops")
 
 LEADER = "loops"
 _BACKOFF_SECONDS = (0.2, 5.0)
+_STOP_SECONDS = 3.5
 _WELL_SECONDS = 30.0
 """A task that ran for so long has recovered: its next failure starts with the short pause again."""
 
@@ -75,11 +77,17 @@ class Loops:
             while not stop.is_set():
                 asked = loop.time()
                 try:
-                    token = await self._ledger.leader(LEADER, self._holder, self._ttl_ms)
+                    # No longer than the word is good for: a leader that cannot ask must know when it has stopped to be one.
+                    longest = self._settings.worker.leader_seconds if duties is None else led_until - asked
+                    async with asyncio.timeout(max(every, longest)):
+                        token = await self._ledger.leader(LEADER, self._holder, self._ttl_ms)
                     led_until = asked + self._settings.worker.leader_seconds if token else 0.0
-                except LedgerError as error:
-                    log.warning("leader.unknown", error=str(error))
+                except (LedgerError, TimeoutError) as error:
+                    log.warning("leader.unknown", error=f"{type(error).__name__}: {error}")
                     token = led_by if loop.time() < led_until else None
+                if duties is not None and duties.done():
+                    log.error("leader.duties_ended", error=_why(duties))
+                    duties = None
                 if duties is not None and (token != led_by or token is None):
                     log.warning("leader.lost", token=led_by)
                     await _end(duties)
@@ -110,17 +118,28 @@ class Loops:
             }
             tasks = [asyncio.create_task(supervised(name, run), name=name) for name, run in work.items()]
             try:
-                await asyncio.gather(*tasks)
+                # None ends by itself; should one, all end, and the leader takes up its duties anew.
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await _stop(tasks, _STOP_SECONDS)
+
+
+def _why(task: asyncio.Task[None]) -> str:
+    return "cancelled" if task.cancelled() else repr(task.exception())
 
 
 async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    await _stop([task], _STOP_SECONDS + 0.5)
+    if not task.cancelled() and task.exception() is not None:
+        log.error("leader.duties_ended", error=_why(task))
+
+
+async def _stop(tasks: list[asyncio.Task[None]], seconds: float) -> None:
+    """Once, so that removals in flight may still be confirmed; again and again only when that was not enough."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=seconds)
+    await end_tasks(*tasks)
 
 
 async def serve(settings: Settings) -> int:

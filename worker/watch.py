@@ -11,7 +11,7 @@ from functools import partial
 
 import structlog
 
-from app.ledger.errors import LedgerUnavailable
+from app.ledger.errors import LedgerCorrupt, LedgerUnavailable
 from app.ledger.events import EventFeed
 from app.ledger.ledger import Ledger
 from app.ledger.model import Reason, State
@@ -22,23 +22,24 @@ from worker.providers.base import Observed, Provider
 
 log = structlog.get_logger(__name__)
 
-_PROBES_AT_ONCE = 32
 _PROBE_TIMEOUT_SECONDS = 10.0
 """One attempt; a daemon on a busy machine may need seconds for its first answer."""
+_CHANCE_SECONDS = 5.0
+"""What each gets at least, however long ago it was placed: nobody may have probed it meanwhile."""
 _PAUSE_SECONDS = (0.02, 0.5)
 _LOOK_SECONDS = 2.0
 """Placed sandboxes whose event was missed are found by looking this often."""
 
 
 class Prober:
-    """Proves placed sandboxes usable, many at a time, each until its deadline."""
+    """Proves placed sandboxes usable, each until its deadline and none waiting for another: the ledger bounds how many start at once,
+    and a few that hang must not hold up the probes of other tenants."""
 
     def __init__(self, ledger: Ledger, feed: EventFeed, secret: bytes, settings: Settings) -> None:
         self._ledger = ledger
         self._placed = feed.signal([State.STARTING])
         self._secret = secret
         self._seconds_max = settings.worker.ready_seconds_max
-        self._slots = asyncio.Semaphore(_PROBES_AT_ONCE)
         self._probing: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -62,7 +63,7 @@ class Prober:
         now = await self._ledger.now_ms()
         for sandbox_id, at in placed:
             if sandbox_id not in self._probing:
-                left = self._seconds_max - (now - at) / 1000
+                left = max(_CHANCE_SECONDS, self._seconds_max - (now - at) / 1000)
                 task = asyncio.create_task(self._prove(sandbox_id, left))
                 self._probing[sandbox_id] = task
                 task.add_done_callback(partial(self._finished, sandbox_id))
@@ -85,9 +86,7 @@ class Prober:
             try:
                 if not record.address:
                     raise ProbeError("the backend has not given it an address")
-                async with self._slots:
-                    left = max(0.1, min(_PROBE_TIMEOUT_SECONDS, end - loop.time()))
-                    await probe(record.address, token, left)
+                await probe(record.address, token, max(0.1, min(_PROBE_TIMEOUT_SECONDS, end - loop.time())))
             except ProbeError as error:
                 if loop.time() >= end:
                     log.warning("probe.gave_up", sandbox=sandbox_id, detail=str(error))
@@ -119,6 +118,9 @@ async def note_gone(ledger: Ledger, observed: Observed) -> bool:
         except LedgerUnavailable:
             await asyncio.sleep(0.5)
             continue
+        except LedgerCorrupt as error:
+            log.error("sandbox.unreadable", sandbox=observed.id, error=str(error))
+            return False
         if moved:
             log.warning("sandbox.gone", sandbox=observed.id, reason=reason, detail=observed.detail)
         return moved

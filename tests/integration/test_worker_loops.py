@@ -14,12 +14,16 @@ from pathlib import Path
 import pytest
 import redis
 
+from app.ledger.events import EventFeed
 from app.ledger.model import Reason, Reclaim, State, new_run_id, new_sandbox_id
 from app.ledger.tokens import read_secret, sandbox_token
 from tests.conftest import Valkey, start_valkey
 from tests.fakes.ledger import new_sandbox
-from tests.fakes.provider import FakeDaemon
+from tests.fakes.provider import FakeDaemon, FakeProvider
 from tests.fakes.workers import Backstage, eventually
+from worker.loops import Loops
+from worker.reclaim import Reclaimer
+from worker.reconcile import Reconciler
 
 
 @asynccontextmanager
@@ -306,3 +310,189 @@ async def test_leases_end_within_a_second_or_so(valkey: Valkey, what: str) -> No
         assert time.monotonic() - started < 5
         reclaims = {entry.reclaim for entry in (await stage.ledger.reclaims()).items}
         assert reclaims == {Reclaim.LEASE_EXPIRED if what == "expired" else Reclaim.HUNG_UP}
+
+
+async def test_a_redis_that_is_away_for_a_while_costs_no_create_its_attempts() -> None:
+    """What the backend is at work on goes on meanwhile, and is neither begun again nor counted as a worker's death."""
+    with tempfile.TemporaryDirectory(prefix="sm-v-") as folder:
+        process, server = start_valkey(Path(folder))
+        try:
+            async with backstage(server, "rq_worker", "loops", CLAIM_SECONDS="1") as (stage, _daemon):
+                stage.provider.cue(create_seconds=4)
+                ids = await create(stage, 5)
+                await eventually(lambda: len(stage.provider.calls("create")) == 5)
+                process.kill()
+                process.wait()
+                await asyncio.sleep(1.5)
+                process, _server = start_valkey(Path(folder))
+                await eventually(all_in(stage, ids, State.READY), 20)
+                assert Counter(stage.provider.calls("create")) == Counter(ids)
+                assert {record.attempts for record in await stage.ledger.get_many(ids) if record} == {1}
+        finally:
+            process.kill()
+            process.wait()
+
+
+async def test_a_busy_backend_uses_up_no_attempts(valkey: Valkey) -> None:
+    """Refused three times with two attempts allowed, and still made."""
+    async with backstage(valkey, "rq_worker", "loops", ATTEMPTS_MAX="2") as (stage, _daemon):
+        stage.provider.cue(fail={"busy": ["backend_error", True, 3, True]})
+        [sandbox] = await create(stage, 1, labels={"cue": "busy"})
+        await eventually(all_in(stage, [sandbox], State.READY, State.FAILED), 20)
+        assert await stage.states([sandbox]) == [State.READY]
+        assert stage.provider.calls("create").count(sandbox) == 4
+
+
+async def test_claims_shorter_than_a_beat_are_kept(valkey: Valkey) -> None:
+    async with backstage(valkey, "rq_worker", "loops", CLAIM_SECONDS="0.5") as (stage, _daemon):
+        stage.provider.cue(create_seconds=3)
+        ids = await create(stage, 3)
+        await eventually(all_in(stage, ids, State.READY), 20)
+        assert Counter(stage.provider.calls("create")) == Counter(ids)
+
+
+async def test_what_nobody_could_probe_gets_its_chance(valkey: Valkey) -> None:
+    """The loops were away for longer than a sandbox may take; that is not the sandbox's fault."""
+    async with backstage(valkey, "rq_worker", READY_SECONDS_MAX="0.5") as (stage, daemon):
+        daemon.seconds = 0.3
+        [sandbox] = await create(stage, 1)
+        await eventually(all_in(stage, [sandbox], State.STARTING))
+        await asyncio.sleep(0.6)
+        stage.start("loops")
+        await eventually(all_in(stage, [sandbox], State.READY, State.FAILED), 15)
+        assert await stage.states([sandbox]) == [State.READY]
+
+
+async def test_what_is_wrong_in_the_ledger_is_said_mended_and_stops_nobody(valkey: Valkey) -> None:
+    async with backstage(valkey, "rq_worker", "loops") as (stage, _daemon):
+        [kept, unheld] = await create(stage, 2, lease=2.0)
+        await eventually(all_in(stage, [kept, unheld], State.READY))
+        client, prefix = stage.recount.client, stage.recount.prefix
+        await stage.ledger.renew(kept, 60)
+        client.zadd(f"{prefix}due", {new_sandbox_id(): 1})
+        client.zrem(f"{prefix}due", unheld)
+        await eventually(all_in(stage, [unheld], State.DELETED), 10, "its lease has no end")
+        assert await stage.states([kept]) == [State.READY]
+        await eventually(lambda: "ledger.anomaly" in stage.log("loops"))
+        stage.recount.check()
+
+
+class Breaking(FakeProvider):
+    """Raises what no provider should, or never answers."""
+
+    def __init__(self, folder: Path, hang: bool) -> None:
+        super().__init__(folder)
+        self._hang = hang
+        self.bad = ""
+
+    async def delete(self, sandbox_id: str) -> None:
+        if sandbox_id == self.bad:
+            if self._hang:
+                await asyncio.Event().wait()
+            raise RuntimeError("as no provider should")
+        await super().delete(sandbox_id)
+
+
+@pytest.mark.parametrize("hang", [False, True])
+async def test_an_orphan_that_cannot_be_removed_does_not_keep_the_comparison_from_its_end(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch, hang: bool
+) -> None:
+    monkeypatch.setattr("worker.reconcile._REMOVE_SECONDS", 0.2)
+    async with backstage(valkey) as (stage, _daemon):
+        provider = Breaking(stage.provider.folder, hang)
+        token = await stage.ledger.leader("loops", "me", 60_000)
+        assert token is not None
+        reconciler = Reconciler(stage.ledger, provider, stage.settings, "loops", token)
+        await reconciler.compare()
+        provider.bad, other = new_sandbox_id(), new_sandbox_id()
+        now = await stage.ledger.now_ms()
+        for sandbox in (provider.bad, other):
+            provider.put(sandbox, now)
+        await asyncio.sleep(0.6)
+        await reconciler.compare()
+        await reconciler.compare()
+        assert provider.alive() == {provider.bad}
+        orphans = (await stage.ledger.stats()).orphans
+        assert (orphans.now, orphans.reclaimed) == (1, 1)
+
+
+async def test_a_removal_that_hangs_gives_its_place_to_others(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.reclaim._REMOVE_SECONDS", 0.3)
+    async with backstage(valkey, "rq_worker", DELETE_CONCURRENCY="1") as (stage, _daemon):
+        provider = Breaking(stage.provider.folder, hang=True)
+        provider.bad, other = ids = await create(stage, 2)
+        await eventually(lambda: len(stage.provider.alive()) == 2)
+        await eventually(all_in(stage, ids, State.STARTING))
+        for sandbox in ids:
+            await stage.ledger.request_delete(sandbox)
+        async with EventFeed(stage.ledger) as feed:
+            reclaimer = asyncio.create_task(Reclaimer(stage.ledger, feed, provider, stage.settings).run())
+            await eventually(all_in(stage, [other], State.DELETED), 5)
+            reclaimer.cancel()
+            await asyncio.wait([reclaimer])
+        assert await stage.states([provider.bad]) == [State.DELETING]
+
+
+async def test_a_leader_whose_duties_ended_takes_them_up_again(valkey: Valkey) -> None:
+    """Whatever ended them, a cancellation that went astray included: or it would keep the lead and do nothing, for ever."""
+    async with backstage(valkey) as (stage, _daemon):
+        loops = Loops(stage.ledger, stage.provider, b"x" * 32, stage.settings)
+        begun: list[int] = []
+
+        async def duties(token: int) -> None:
+            begun.append(token)
+            if len(begun) == 1:
+                raise asyncio.CancelledError
+            if len(begun) == 2:
+                raise RuntimeError("astray")
+            await asyncio.Event().wait()
+
+        loops._duties = duties  # type: ignore[method-assign]
+        stop = asyncio.Event()
+        running = asyncio.create_task(loops.run(stop))
+        await eventually(lambda: len(begun) == 3, 5)
+        stop.set()
+        await asyncio.wait_for(running, 2)
+        assert not await stage.ledger.is_led("loops")
+
+
+async def test_a_leader_that_cannot_ask_stops_when_its_time_is_over(valkey: Valkey) -> None:
+    """Redis hangs for longer than the lead lasts: by then another may lead."""
+    async with backstage(valkey) as (stage, _daemon):
+        loops = Loops(stage.ledger, stage.provider, b"x" * 32, stage.settings)
+        ended: list[float] = []
+
+        async def duties(token: int) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(time.monotonic())
+
+        loops._duties = duties  # type: ignore[method-assign]
+        stop = asyncio.Event()
+        running = asyncio.create_task(loops.run(stop))
+        await eventually(lambda: stage.ledger.is_led("loops"), 5)
+        await asyncio.sleep(0.1)
+        stage.recount.client.execute_command("CLIENT", "PAUSE", "2500", "ALL")
+        paused = time.monotonic()
+        await eventually(lambda: ended, 4)
+        assert ended[0] - paused < 1.5, "the lead lasts 1 s"
+        stop.set()
+        await asyncio.wait_for(running, 8)
+
+
+async def test_removals_in_flight_are_confirmed_before_the_loops_end(valkey: Valkey) -> None:
+    """Or each restart would leave them to the lapse of their cleanup claims, half a minute later."""
+    async with backstage(valkey, "rq_worker") as (stage, _daemon):
+        stage.provider.cue(delete_seconds=1.0)
+        loops = stage.start("loops")
+        ids = await create(stage, 3)
+        await eventually(all_in(stage, ids, State.READY))
+        for sandbox in ids:
+            await stage.ledger.request_delete(sandbox)
+        await eventually(lambda: len(stage.provider.calls("delete")) == 3)
+        loops.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(loops.wait, 6) == 0
+        assert await stage.states(ids) == [State.DELETED] * 3
