@@ -81,8 +81,10 @@ class Reclaimer:
             log.error("ledger.anomaly", found=text, in_all=anomalies)
         self._anomalies = anomalies
 
-    def _removed(self, sandbox_id: str, _done: asyncio.Task[None]) -> None:
+    def _removed(self, sandbox_id: str, done: asyncio.Task[None]) -> None:
         self._removing.pop(sandbox_id, None)
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("removal.unrecorded", sandbox=sandbox_id, error=str(error))
 
     async def _rest(self) -> None:
         """Until something is over, a removal ends, or a second has passed."""

@@ -71,6 +71,7 @@ class Reconciler:
         self._leader = leader
         self._token = token
         self._audited = -1
+        self._slots = asyncio.Semaphore(settings.worker.delete_concurrency)
 
     async def run(self) -> None:
         while True:
@@ -80,6 +81,8 @@ class Reconciler:
 
     async def _audit(self) -> None:
         """Once for each leader, and whenever something was found wrong: what else is?"""
+        if self._audited < 0 and (policy := await self._ledger.eviction_policy()) not in ("noeviction", ""):
+            log.error("ledger.may_be_evicted", maxmemory_policy=policy, wanted="noeviction")
         if await self._ledger.anomaly_count() != self._audited:
             await self._ledger.audit()
             self._audited = await self._ledger.anomaly_count()
@@ -105,7 +108,8 @@ class Reconciler:
         await self._find_lost(objects, listed_at)
         # Not always the same ones first: some may never go.
         chosen = random.sample(orphans, min(len(orphans), self._settings.orphan_batch))
-        removed = [found.id for found in chosen if await self._remove(found.id)]
+        gone = await asyncio.gather(*(self._remove(found.id) for found in chosen))
+        removed = [found.id for found, is_gone in zip(chosen, gone, strict=True) if is_gone]
         await self._ledger.note_orphans(strays - len(removed), removed)
         await self._ledger.set_agreement(listed_at, self._leader, self._token)
 
@@ -141,7 +145,7 @@ class Reconciler:
 
     async def _remove(self, sandbox_id: str) -> bool:
         try:
-            async with asyncio.timeout(_REMOVE_SECONDS):
+            async with self._slots, asyncio.timeout(_REMOVE_SECONDS):
                 await self._provider.delete(sandbox_id)
         except (ProviderError, TimeoutError) as error:
             log.warning("orphan.stays", sandbox=sandbox_id, detail=str(error) or type(error).__name__)

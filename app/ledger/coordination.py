@@ -43,6 +43,12 @@ class Coordination(Concern):
             found = await cast(Any, self._connection.client.hvals(f"{self._connection.prefix}anomalies"))
         return sum(int(n) for n in found)
 
+    async def eviction_policy(self) -> str:
+        """What Redis does when it is full; empty when it does not say."""
+        async with translated():
+            info = await cast(Any, self._connection.client.info("memory"))
+        return str(info.get("maxmemory_policy", ""))
+
     async def starting(self, limit: int = 1000) -> list[tuple[str, int]]:
         """Ids that wait to be proven usable, with the moment they were placed, oldest first."""
         async with translated():

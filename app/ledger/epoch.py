@@ -31,7 +31,8 @@ class Attestation:
     """What the backend holds from before this is protected."""
     generation: int
     verdict: Verdict
-    """same; first (fresh install); adopted (the file was missing, Redis is believed); lost (Redis is empty), rolled_back, other."""
+    """same; first (fresh install); adopted (the file was missing: its records are believed, but silence about what was made before
+    now says nothing); lost (Redis is empty), rolled_back, other."""
 
     @property
     def alarming(self) -> bool:

@@ -404,16 +404,16 @@ async def test_an_orphan_that_cannot_be_removed_does_not_keep_the_comparison_fro
         assert token is not None
         reconciler = Reconciler(stage.ledger, provider, stage.settings, "loops", token)
         await reconciler.compare()
-        provider.bad, other = new_sandbox_id(), new_sandbox_id()
+        provider.bad, *others = [new_sandbox_id() for _ in range(4)]
         now = await stage.ledger.now_ms()
-        for sandbox in (provider.bad, other):
+        for sandbox in (provider.bad, *others):
             provider.put(sandbox, now)
         await asyncio.sleep(0.6)
         await reconciler.compare()
         await reconciler.compare()
         assert provider.alive() == {provider.bad}
         orphans = (await stage.ledger.stats()).orphans
-        assert (orphans.now, orphans.reclaimed) == (1, 1)
+        assert (orphans.now, orphans.reclaimed) == (1, 3)
 
 
 async def test_a_removal_that_hangs_gives_its_place_to_others(
@@ -496,3 +496,17 @@ async def test_removals_in_flight_are_confirmed_before_the_loops_end(valkey: Val
         loops.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(loops.wait, 6) == 0
         assert await stage.states(ids) == [State.DELETED] * 3
+
+
+async def test_a_redis_that_may_evict_is_complained_about() -> None:
+    """One that drops keys when it is full drops sandboxes."""
+    with tempfile.TemporaryDirectory(prefix="sm-v-") as folder:
+        process, server = start_valkey(Path(folder))
+        try:
+            async with backstage(server) as (stage, _daemon):
+                stage.recount.client.config_set("maxmemory-policy", "allkeys-lru")
+                stage.start("loops")
+                await eventually(lambda: "ledger.may_be_evicted" in stage.log("loops"))
+        finally:
+            process.kill()
+            process.wait()

@@ -14,10 +14,12 @@ elseif generation < tonumber(ARGV[2]) then
 else
   verdict = 'same'
 end
-if verdict ~= 'same' and verdict ~= 'adopted' then
-  call('HSET', P .. 'epoch', 'id', ARGV[3], 'born', NOW)
+-- Whoever does not know this ledger may have been given the wrong one: believed as it is, but with nothing made before now at its mercy.
+if verdict ~= 'same' then
+  call('HSET', P .. 'epoch', 'born', NOW)
   call('HDEL', P .. 'clock', 'agreement')
 end
+if verdict ~= 'same' and verdict ~= 'adopted' then call('HSET', P .. 'epoch', 'id', ARGV[3]) end
 generation = generation + 1
 call('HSET', P .. 'epoch', 'generation', generation)
 local now = call('HMGET', P .. 'epoch', 'id', 'born')

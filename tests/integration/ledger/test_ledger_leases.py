@@ -130,21 +130,23 @@ async def test_an_older_or_another_redis_begins_a_new_epoch(ledger: Ledger) -> N
     token = await ledger.leader("loops", "me", 60_000)
     assert token is not None
 
-    async def verdict(expected: str, *, renewed: bool) -> None:
+    async def verdict(expected: str, *, renewed: bool, forgotten: bool | None = None) -> None:
+        forgotten = renewed if forgotten is None else forgotten
         before = await client.hget(f"{prefix}epoch", "id")
+        await client.hset(f"{prefix}epoch", "born", 1)
         await ledger.set_agreement(1, "loops", token)
         attestation = await ledger.attest()
         assert attestation.verdict == expected
         assert (attestation.epoch != before) == renewed
-        assert (await ledger.agreement_ms() is None) == renewed
+        assert (await ledger.agreement_ms() is None) == forgotten
         assert attestation.alarming == (expected in ("lost", "rolled_back", "other"))
-        if renewed:
+        if forgotten:
             assert await ledger.now_ms() - attestation.born_ms < 1000
 
     await verdict("first", renewed=True)
     await verdict("same", renewed=False)
     (data_dir / "ledger-epoch.json").unlink()
-    await verdict("adopted", renewed=False)
+    await verdict("adopted", renewed=False, forgotten=True)
     await client.hset(f"{prefix}epoch", "generation", "1")
     await verdict("rolled_back", renewed=True)
     write_epoch(data_dir, "somebody-elses", 1)
