@@ -87,9 +87,11 @@ class Edge:
                 status = _CALLER_LEFT
             metrics.HANG_UPS.labels(_route(view)).inc()
         except Exception as error:
-            cut = cut_of(error)
-            if cut is not None:
-                log.warning("cut", why=str(cut), request_id=request_id, route=_route(view))
+            ending = ending_of(error)
+            if isinstance(ending, Disconnected):
+                metrics.HANG_UPS.labels(_route(view)).inc()
+            elif ending is not None:
+                log.warning("cut", why=str(ending), request_id=request_id, route=_route(view))
             else:
                 log.exception(
                     "unhandled", request_id=request_id, route=_route(view), method=view.get("method")
@@ -121,11 +123,11 @@ class Edge:
         )
 
 
-def cut_of(error: BaseException) -> AnswerCut | None:
-    """The cut inside an error: the framework wraps what is raised after an answer began."""
+def ending_of(error: BaseException) -> AnswerCut | Disconnected | None:
+    """The expected end inside an error: the framework wraps what is raised after an answer began."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, AnswerCut):
+        if isinstance(seen, (AnswerCut, Disconnected)):
             return seen
         seen = seen.__cause__ or seen.__context__
     return None

@@ -21,8 +21,10 @@ def shared_world(valkey: Valkey) -> Iterator[World]:
     world = World(valkey.url, folder)
     world.start()
     yield world
+    faults = [line for line in world.log.splitlines() if '"event":"unhandled"' in line or "Traceback" in line]
     world.close()
     shutil.rmtree(folder, ignore_errors=True)
+    assert not faults, faults[:3]
 
 
 @pytest.fixture

@@ -79,6 +79,8 @@ class World:
             "SANDMAN_PACING_RATE_INITIAL": "100000",
             "SANDMAN_PACING_RATE_MAX": "100000",
             "SANDMAN_PACING_WINDOW": "100000",
+            # Nobody calls `expire` between the tests, which is no outage here.
+            "SANDMAN_OUTAGE_GRACE_SECONDS": "0",
             **self.env,
         }
 
