@@ -255,24 +255,22 @@ class Service:
 
         return runtime_dir(self.data_dir)
 
-    def cgroups(self) -> list[str]:
-        """Cgroups of this service's sandboxes; those of other services on the machine carry another name."""
+    def cgroups(self, *, shared: bool = False) -> list[str]:
+        """Cgroups of this service's sandboxes, with `shared` also those around them; other services' carry another name."""
         from worker.providers.local.options import instance_name
 
         instance = instance_name(self.env.get("SANDMAN_NAMESPACE", "sandman"), self.storage)
         found = []
         for folder, names, _ in os.walk("/sys/fs/cgroup"):
-            found += [
-                f"{folder}/{name}"
-                for name in names
-                if instance in f"{folder}/{name}" and SANDBOX_ID.search(name)
-            ]
+            paths = [f"{folder}/{name}" for name in names]
+            found += [path for path in paths if instance in path and (shared or SANDBOX_ID.search(path))]
         return found
 
     def leftovers(self) -> Leftovers:
         """What would be wrong after the service has stopped."""
         left = self.sandbox_leftovers()
         left.processes += self.service_processes()
+        left.cgroups = self.cgroups(shared=True)
         runtime = self.runtime_dir_of_data()
         left.files += [str(path) for path in [runtime, *runtime.rglob("*")] if path.exists()]
         return left

@@ -97,6 +97,11 @@ class Provider(Protocol):
         """Everything of this namespace that is there, half-made and dying objects included. Never partial: raises instead."""
         ...
 
+    async def withdraw(self) -> None:
+        """The service ends for good and no sandbox is left: remove what they shared, but for what the next start would have to make
+        anew at a cost. Never raises."""
+        ...
+
     def watch(self) -> AsyncIterator[Observed]:
         """Changes from now on, until closed. It may miss some (the caller lists regularly) but never invents one."""
         ...

@@ -43,6 +43,7 @@ async def drain() -> None:
                 print(f"sandman: taking back sandboxes: {error}", file=sys.stderr, flush=True)
                 left, alive = 1, []
             if not left and not alive and may_end:
+                await provider.withdraw()
                 return
             if alive and time.monotonic() - started > HELP_AFTER_SECONDS:
                 await delete_all(provider, [observed.id for observed in alive])

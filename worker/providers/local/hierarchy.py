@@ -43,6 +43,11 @@ class Bases:
         """In a fixed order, without doubles (version 2 has one for all)."""
         return list(dict.fromkeys(base / sandbox_id for base in self.folders.values()))
 
+    def remove(self) -> None:
+        """Those that are empty."""
+        for base in dict.fromkeys(self.folders.values()):
+            _remove_empty(base)
+
 
 def parse_mounts(mountinfo: str) -> list[Mount]:
     mounts = []

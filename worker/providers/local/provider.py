@@ -23,7 +23,7 @@ from worker.providers.local.archives import ImageConfig
 from worker.providers.local.catalogue import HOST
 from worker.providers.local.errors import LocalError, as_provider_error
 from worker.providers.local.folders import folders_of
-from worker.providers.local.hierarchy import read_bases
+from worker.providers.local.hierarchy import Bases, read_bases
 from worker.providers.local.host import HostImage
 from worker.providers.local.images import ImageStore, layers_in_use, sweep_drafts
 from worker.providers.local.options import read_options
@@ -57,6 +57,7 @@ class LocalProvider:
         self._imports: dict[str, Future[tuple[Base, ImageConfig]]] = {}
         self._programs: Programs | None = None
         self._sandboxes: Sandboxes | None = None
+        self._bases: Bases | None = None
 
     async def start(self) -> None:
         """Idempotent. Raises ProviderUnavailable."""
@@ -85,6 +86,11 @@ class LocalProvider:
         await self.start()
         return await self._run(self._start().observe_all)
 
+    async def withdraw(self) -> None:
+        """Cgroups go, images and the host's skeleton stay. A cgroup with somebody in it cannot be removed, so this harms nobody."""
+        if self._bases is not None:
+            await self._run(self._bases.remove)
+
     async def watch(self) -> AsyncIterator[Observed]:
         raise_open_files()
         await self.start()
@@ -112,7 +118,7 @@ class LocalProvider:
                 f"The folders of the local provider cannot be used: {error}. Make {self._folders.storage} and {self._folders.runtime} "
                 f"writable for uid {os.geteuid()}, or use another folder with --data-dir."
             ) from error
-        self._programs = programs
+        self._programs, self._bases = programs, bases
         self._sandboxes = Sandboxes(self._options, self._folders, programs, bases)
         return self._sandboxes
 
