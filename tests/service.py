@@ -7,6 +7,7 @@ own table, cgroups and mounts by the paths that hold the sandbox id.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -282,9 +283,14 @@ class Service:
                 self.stop()
             except AssertionError:
                 self.kill()
-        if (self.data_dir / "storage.json").exists() and not self.storage.is_relative_to(self.data_dir):
-            shutil.rmtree(self.storage, ignore_errors=True)
         shutil.rmtree(self.runtime_dir_of_data(), ignore_errors=True)
+        if not (self.data_dir / "storage.json").exists():
+            return
+        for folder in reversed(self.cgroups(shared=True)):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)  # noqa: PTH106
+        if not self.storage.is_relative_to(self.data_dir):
+            shutil.rmtree(self.storage, ignore_errors=True)
 
 
 def start_service(

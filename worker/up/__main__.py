@@ -55,8 +55,8 @@ def prepare_in(
     folders: Folders, options: Options, report: Report, *, daemon: Path, valkey: Path | None
 ) -> Supervisor:
     preflight.check_lengths(folders)
-    port = preflight.choose_port(options.host, options.port)
-    settings = settings_for(options, folders, port=port, daemon=str(daemon))
+    host, port = preflight.choose_address(options.host, options.port)
+    settings = settings_for(options, folders, host=host, port=port, daemon=str(daemon))
     env = make_environment(settings, preflight.SERVICE_ROOT, inherited=os.environ)
     places.ensure_secret(folders.data)
     key = keys.ensure_first_key(folders.data)
@@ -71,10 +71,10 @@ def prepare_in(
     raise_open_files()
     become_subreaper()
     plans = plan_children(folders, valkey)
-    return Supervisor(folders, plans, env, host=options.host, port=port, key=key, report=report)
+    return Supervisor(folders, plans, env, host=host, port=port, key=key, report=report)
 
 
-def settings_for(options: Options, folders: Folders, *, port: int, daemon: str) -> dict[str, str]:
+def settings_for(options: Options, folders: Folders, *, host: str, port: int, daemon: str) -> dict[str, str]:
     """The SANDMAN_* variables that the start decides; all others are passed on as they are."""
     return {
         "SANDMAN_DATA_DIR": str(folders.data),
@@ -87,7 +87,7 @@ def settings_for(options: Options, folders: Folders, *, port: int, daemon: str) 
         "SANDMAN_IMAGE_ROOTS": ":".join(str(root) for root in options.image_roots)
         or os.environ.get("SANDMAN_IMAGE_ROOTS", ""),
         "SANDMAN_DAEMON_PATH": daemon,
-        "SANDMAN_HOST": options.host,
+        "SANDMAN_HOST": host,
         "SANDMAN_PORT": str(port),
         "SANDMAN_LOG_LEVEL": options.log_level,
         "SANDMAN_LOG_FORMAT": options.log_format,

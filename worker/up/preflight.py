@@ -63,8 +63,8 @@ def check_lengths(folders: Folders) -> None:
         )
 
 
-def choose_port(host: str, port: int) -> int:
-    """The port, known to be free a moment ago; for 0 a free one."""
+def choose_address(host: str, port: int) -> tuple[str, int]:
+    """A numeric address (the server takes no names) and a port known to be free a moment ago; for 0 a free one."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -84,8 +84,8 @@ def choose_port(host: str, port: int) -> int:
                 f"Port {port} on {host} cannot be used: {error.strerror}.",
                 f"Choose another with --port (0 takes a free one), or end what holds it (`ss -ltnp 'sport = :{port}'` shows it).",
             ) from error
-        chosen: int = listener.getsockname()[1]
-        return chosen
+        numeric, chosen = listener.getsockname()[:2]
+        return str(numeric), int(chosen)
 
 
 def run_probe(env: Mapping[str, str]) -> None:

@@ -45,7 +45,7 @@ from worker.up.spawn import become_subreaper
 data, scripts = Path(sys.argv[1]), Path(sys.argv[2])
 drainer.python = lambda module: (sys.executable, str(scripts / "drain.py"))
 folders = places.prepare(data, sandbox_uid=400000)
-port = preflight.choose_port("127.0.0.1", 0)
+_, port = preflight.choose_address("127.0.0.1", 0)
 env = make_environment({"SANDMAN_PORT": str(port)}, preflight.SERVICE_ROOT, os.environ)
 def plan(name, owns_group=False):
     script = scripts / (name + ".py")
