@@ -121,7 +121,7 @@ class Gateway:
                 async with connection(self.pool, route.address, fresh=True) as wire:
                     hang_up = HangUp(receive, wire, self._drain)
                     try:
-                        wire.send(head_bytes)
+                        wire.send(head_bytes, more=True)
                         await send_up(scope, receive, wire, length, hang_up)
                         hang_up.watch_soon()
                         await send_down(scope, send, wire, await wire.head(), hang_up)

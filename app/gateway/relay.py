@@ -219,6 +219,7 @@ async def send_up(scope: Scope, receive: Receive, wire: Wire, length: int | None
             if not message.get("more_body", False):
                 if length is None:
                     await wire.send_body(b"0\r\n\r\n")
+                wire.sent_all()
                 return
     finally:
         if not answered.done():

@@ -40,6 +40,7 @@ class Wire(asyncio.Protocol):
         self._writable: asyncio.Future[None] | None = None
         self._write_blocked = False
         self._sent = False
+        self._owed = False
         self._error: Exception | None = None
         self.closed = False
         self.uses = 0
@@ -94,9 +95,11 @@ class Wire(asyncio.Protocol):
 
     # requests
 
-    def send(self, request: bytes, *, no_body: bool = False) -> None:
-        """Begin a request whose bytes are all here. Never blocks: the kernel or the transport takes it."""
+    def send(self, request: bytes, *, no_body: bool = False, more: bool = False) -> None:
+        """Begin a request, with all of its bytes unless `more` come by `send_body`. Never blocks: the kernel or the transport
+        takes it."""
         self._begin(no_body)
+        self._owed = more
         self._write(request)
 
     async def send_body(self, chunk: bytes) -> None:
@@ -110,6 +113,11 @@ class Wire(asyncio.Protocol):
                 self._writable = None
             if self.closed and not self.answer_begun:
                 raise self._lost()
+
+    def sent_all(self) -> None:
+        """The request's body has gone out as a whole. Without this the connection is not used again: the daemon may answer
+        early, and would take the next request for the rest of the body."""
+        self._owed = False
 
     @property
     def answer_begun(self) -> bool:
@@ -163,7 +171,7 @@ class Wire(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """Whether another request may follow on this connection."""
-        if self.closed or not self.complete:
+        if self.closed or self._owed or not self.complete:
             return False
         reader = self._reader
         return reader is not None and reader.head is not None and reader.head.keep_alive

@@ -220,6 +220,21 @@ async def test_b058_following_stops_too(
     assert daemon_sockets(daemon) <= before + 1
 
 
+async def test_an_answer_before_the_whole_body_is_the_connections_last(
+    world: World, http: httpx.AsyncClient, usable: tuple[Record, Daemon]
+) -> None:
+    """The daemon still waits for the rest of a refused body: the next request must not be taken for it."""
+    record, _ = usable
+    for _ in range(3):
+        with raw_request(
+            world, "PUT", files(record, "a\0b"), headers={"Content-Length": "100"}, body=b"x"
+        ) as client:
+            assert b" 422 " in await asyncio.to_thread(client.recv, 4096)
+            for _ in range(3):
+                answer = await http.delete(files(record, "missing") + "&missing_ok=true")
+                assert (answer.status_code, answer.json()["deleted"]) == (200, False), answer.text
+
+
 async def test_b064_a_broken_upload_changes_nothing(world: World, usable: tuple[Record, Daemon]) -> None:
     record, daemon = usable
     (daemon.home / "data.bin").write_bytes(b"v1")
