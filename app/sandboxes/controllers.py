@@ -21,8 +21,9 @@ from app.sandboxes.schemas import CreateSandbox, RenewBody, SandboxList, Sandbox
 from app.sandboxes.service import SandboxService
 from app.services import Services, services_in
 
-# A create is small; what is big in it is env, which has its own bound below this one.
-BODY_BYTES_MAX: Final = 2 * 1024 * 1024
+# A create is small; what is big in it is env, which has its own bound far below this one: who sends too much of it is told
+# that, not just that the body is large.
+BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 
 _create_decoder: Final = msgspec.json.Decoder(CreateSandbox)
 _renew_decoder: Final = msgspec.json.Decoder(RenewBody)

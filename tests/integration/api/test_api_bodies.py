@@ -202,5 +202,5 @@ async def test_b014_odd_but_good_environments(http: httpx.AsyncClient, ledger: L
 
 
 async def test_a_body_over_the_limit_is_413_without_reading_it(http: httpx.AsyncClient) -> None:
-    answer = await http.post("/v1/sandboxes", content=b" " * (3 * 1024 * 1024))
+    answer = await http.post("/v1/sandboxes", content=b" " * (9 * 1024 * 1024))
     assert answer.status_code == 413 and answer.json()["type"].endswith("too-large")
