@@ -46,21 +46,25 @@ func readJSON(r *http.Request, known ...string) (members, error) {
 }
 
 // text is a member that may be left out or null: then it is "".
-func (m members) text(field string) (string, error) {
+// given tells an empty text from none.
+func (m members) given(field string) bool {
 	value, given := m.Object[field]
-	if !given || string(value) == "null" {
+	return given && string(value) != "null"
+}
+
+func (m members) text(field string) (string, error) {
+	if !m.given(field) {
 		return "", nil
 	}
-	return wire.Text(field, value)
+	return wire.Text(field, m.Object[field])
 }
 
 func (m members) flag(field string, otherwise bool) (bool, error) {
-	value, given := m.Object[field]
-	if !given || string(value) == "null" {
+	if !m.given(field) {
 		return otherwise, nil
 	}
 	var set bool
-	if json.Unmarshal(value, &set) != nil {
+	if json.Unmarshal(m.Object[field], &set) != nil {
 		return false, problem.Invalid(field, "must be true or false")
 	}
 	return set, nil

@@ -161,7 +161,7 @@ func (h *Handler) mkdir(w http.ResponseWriter, r *http.Request) error {
 	mode := uint32(0o755)
 	if text, err := request.text("mode"); err != nil {
 		return err
-	} else if text != "" {
+	} else if request.given("mode") {
 		if mode, err = parseMode("mode", text); err != nil {
 			return err
 		}

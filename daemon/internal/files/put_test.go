@@ -191,6 +191,9 @@ func TestB068ModesAreOctalAndExact(t *testing.T) {
 		if got := s.refused(422, "invalid-request", "PUT", "/v1/files", q("path", "bad", "mode", bad), "x"); got["field"] != "mode" {
 			t.Errorf("mode %q: field %v", bad, got["field"])
 		}
+		if got := s.refused(422, "invalid-request", "POST", "/v1/files/mkdir", nil, body(map[string]any{"path": "bad", "mode": bad})); got["field"] != "mode" {
+			t.Errorf("mkdir mode %q: field %v", bad, got["field"])
+		}
 	}
 	s.refused(422, "invalid-request", "POST", "/v1/files/mkdir", nil, `{"path":"bad","mode":493}`)
 	s.put("parents/of/f", "x")
