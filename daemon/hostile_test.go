@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -121,4 +123,75 @@ func TestRecordsKeepLittleOfTheirRequests(t *testing.T) {
 	if n := strings.Count(string(raw), `"command":"echo ok; : x`); n != 40 || len(raw) > 1_000_000 {
 		t.Fatalf("%d in %d bytes", n, len(raw))
 	}
+}
+
+func TestLateOutputOfDroppedRecordsIsNotCountedForEver(t *testing.T) {
+	d := start(t, settings{"max_execs": 2, "memory_bytes": 1 << 20})
+	for i := range 12 { // what each writes when its record is gone: more than the whole bound together
+		expect(t, d.sh(fmt.Sprintf("(sleep 0.3; head -c 200000 /dev/zero; : > %s/late%d) & echo ok", d.dir, i)), 0, "ok\n")
+	}
+	for range 3 {
+		d.sh("true")
+	}
+	eventually(t, "all have written", func() bool {
+		names, _ := filepath.Glob(d.dir + "/late*")
+		return len(names) == 12
+	})
+	time.Sleep(100 * time.Millisecond)
+	r := d.sh("head -c 100000 /dev/zero | tr '\\0' x", "id", "kept")
+	expect(t, r, 0, strings.Repeat("x", 100_000))
+	d.sh("true")
+	time.Sleep(100 * time.Millisecond)
+	if r := decode(t, second(d.call("GET", "/v1/execs/kept", nil))); len(r.Stdout) != 100_000 {
+		t.Fatalf("of 100,000 bytes %d are kept", len(r.Stdout))
+	}
+}
+
+func TestAFloodOfSignalsIsTakenInTurn(t *testing.T) {
+	d := start(t, nil)
+	p := d.connect()
+	p.send(request{"op": "start", "ch": 1, "argv": []string{"sleep", "643"}})
+	p.until("started")
+	before := status(t, d, "VmRSS")
+	go func() {
+		for range 30_000 {
+			p.send(request{"op": "signal", "ch": 1, "signal": "CONT"})
+		}
+		p.send(request{"op": "signal", "ch": 1, "signal": "KILL"})
+	}()
+	most := 0
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		most = max(most, status(t, d, "VmRSS"))
+	}
+	within(t, d.sh("echo well"), 0, 1)
+	if m := p.until("exit"); m.code() != 137 {
+		t.Fatalf("%+v", m)
+	}
+	if most-before > 8<<10*raceFactor {
+		t.Fatalf("grew by %d KiB", most-before)
+	}
+}
+
+// Every answer is whole or says what is missing, while all of them together are more than memory may hold.
+func TestFloodsTogetherAreWholeOrSayWhatIsMissing(t *testing.T) {
+	d := start(t, settings{"memory_bytes": 2 << 20})
+	var wait sync.WaitGroup
+	for i := range 48 {
+		wait.Add(1)
+		go func() {
+			defer wait.Done()
+			size := 30_000 + i*4_700 // at most what one stream keeps: cut in two, an answer's second part has nothing to degrade to
+			answer, raw := d.call("POST", "/v1/exec", request{"command": fmt.Sprintf("head -c %d /dev/zero | tr '\\0' y; exit 3", size)})
+			if answer != 200 {
+				t.Errorf("status %d: %.200s", answer, raw)
+				return
+			}
+			r := decode(t, raw)
+			if r.code() != 3 || r.OutBytes != int64(size) || int64(len(r.Stdout))+r.Truncated != int64(size) {
+				t.Errorf("code %d, %d bytes of %d, %d here, %d missing", r.code(), r.OutBytes, size, len(r.Stdout), r.Truncated)
+			}
+		}()
+	}
+	wait.Wait()
+	expect(t, d.sh("echo well"), 0, "well\n")
 }

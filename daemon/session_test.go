@@ -99,7 +99,7 @@ func TestSessionStatusAndSyntax(t *testing.T) {
 		if r.Stderr != "" {
 			t.Fatalf("%q", r.Stderr)
 		}
-		expect(t, d.sh("kill $!; wait; echo gone", "session", s), 0, "gone\n")
+		expect(t, d.sh("kill $!; echo gone", "session", s), 0, "gone\n") // dash 0.5.12 can sleep for ever in a wait after a kill
 	}
 }
 

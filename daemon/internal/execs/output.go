@@ -22,15 +22,16 @@ var readBuffers = sync.Pool{New: func() any { b := make([]byte, readBytes); retu
 type Output struct {
 	Spool *spool.Spool
 
-	mu     sync.Mutex
-	frozen bool         // the command has ended: what comes now is its leftovers'
-	late   *spool.Spool // theirs, kept apart so that it never displaces the command's own
-	budget *spool.Budget
-	file   *os.File
-	raw    syscall.RawConn
-	tty    bool
-	closed bool
-	guard  *os.File // our own write end of a FIFO, which keeps it from ending before its command has opened it
+	mu       sync.Mutex
+	frozen   bool         // the command has ended: what comes now is its leftovers'
+	late     *spool.Spool // theirs, kept apart so that it never displaces the command's own
+	budget   *spool.Budget
+	file     *os.File
+	raw      syscall.RawConn
+	tty      bool
+	closed   bool
+	released bool
+	guard    *os.File // our own write end of a FIFO, which keeps it from ending before its command has opened it
 }
 
 // NewOutput begins a stream without a source.
@@ -48,10 +49,14 @@ func (o *Output) Late() *spool.Spool {
 	return o.late
 }
 
-// Release gives up all bytes that are kept.
+// Release gives up all bytes that are kept, and those to come.
 func (o *Output) Release() {
 	o.Spool.Release()
-	if late := o.Late(); late != nil {
+	o.mu.Lock()
+	o.released = true
+	late := o.late
+	o.mu.Unlock()
+	if late != nil {
 		late.Release()
 	}
 }
@@ -122,6 +127,9 @@ func (o *Output) take(fd, limit int) (int, readState) {
 		}
 		if o.late == nil {
 			o.late = spool.New(spool.Options{MemBytes: lateBytes, Budget: o.budget})
+			if o.released {
+				o.late.Release() // nobody is left who would give it up later
+			}
 		}
 		o.late.Append((*buffer)[:n])
 		return n, gotBytes

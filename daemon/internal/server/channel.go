@@ -3,8 +3,10 @@ package server
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 
 	"sandman.dev/daemon/internal/execs"
 	"sandman.dev/daemon/internal/problem"
@@ -23,10 +25,42 @@ type channel struct {
 	offsets    [2]int64 // sent so far, of stdout and stderr
 
 	mu     sync.Mutex
+	orders []order // signals on their way, the first of them being delivered
 	credit int64
 	quit   chan struct{}
 	left   bool // by detach
 	cutOff bool // by the connection's end
+}
+
+// order is a signal that the client asked for.
+type order struct {
+	signal syscall.Signal
+	scope  execs.Scope
+}
+
+// deliver sends signals one after the other, in the order they came, without the connection's waiting: killing a tree may
+// take a while, and the channel's end tells how it went. One that waits already stands for its repetitions, as in the kernel.
+func (ch *channel) deliver(o order) {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	if len(ch.orders) > 1 && slices.Contains(ch.orders[1:], o) {
+		return
+	}
+	ch.orders = append(ch.orders, o)
+	if len(ch.orders) > 1 {
+		return
+	}
+	go func() {
+		for more := true; more; {
+			ch.exec.Signal(o.signal, o.scope)
+			ch.mu.Lock()
+			ch.orders = ch.orders[1:]
+			if more = len(ch.orders) > 0; more {
+				o = ch.orders[0]
+			}
+			ch.mu.Unlock()
+		}
+	}()
 }
 
 func (c *connection) start(m *wire.Control) {

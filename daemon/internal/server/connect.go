@@ -136,7 +136,7 @@ func (c *connection) signal(ch *channel, m *wire.Control) {
 		c.fail(m.Channel, err)
 		return
 	}
-	go ch.exec.Signal(sig, scope) // killing a tree may take a while; the channel's end tells how it went
+	ch.deliver(order{sig, scope})
 }
 
 // input hands a stdin frame to its command; the bytes are copied, as the read buffer is used again.

@@ -146,18 +146,29 @@ func choose(state spool.State, limit int64) span {
 	return span{head: head, tail: tail, end: end}
 }
 
+// maxTries bounds how often an answer begins again because what it was to show was given up meanwhile.
+const maxTries = 20
+
 func writeStream(w io.Writer, out []byte, name string, s *spool.Spool, view View) ([]byte, error) {
-	part := choose(s.State(), view.Limit)
 	out = append(out, `,"`+name+`":"`...)
 	writer := textWriter{w: w, out: out, spool: s}
-	var err error
-	if view.Base64 {
-		err = writer.base64(part)
-	} else {
-		part, err = writer.text(part)
-	}
-	if err != nil {
-		return nil, err
+	var part span
+	for try := 0; ; try++ {
+		var err error
+		part = choose(s.State(), view.Limit)
+		if view.Base64 {
+			part, err = writer.base64(part)
+		} else {
+			part, err = writer.text(part)
+		}
+		if err == errGone && !writer.sent && try < maxTries { // say it anew, with what is kept now
+			writer.out = writer.out[:len(out)]
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		break
 	}
 	out = append(writer.out, '"')
 	truncated := part.tail - part.head
@@ -171,25 +182,36 @@ func writeStream(w io.Writer, out []byte, name string, s *spool.Spool, view View
 type textWriter struct {
 	w     io.Writer
 	out   []byte
+	sent  bool // some of out has left
 	spool *spool.Spool
 }
 
 var errGone = errors.New("the output was given up while it was sent")
 
-// each calls f with the bytes of [from, to) in order.
-func (t *textWriter) each(from, to int64, f func(p []byte, last bool) (rest int)) error {
+// head sends the beginning. When the output is given up meanwhile for the common bound, what was sent is all there is:
+// the counts, which come behind it, say so.
+func (t *textWriter) head(part span, f func(p []byte, last bool) (rest int)) (span, error) {
+	reached, err := t.each(0, part.head, f)
+	if err == errGone {
+		return span{head: reached, tail: part.end, end: part.end}, nil
+	}
+	return part, err
+}
+
+// each calls f with the bytes of [from, to) in order, and says how far it came.
+func (t *textWriter) each(from, to int64, f func(p []byte, last bool) (rest int)) (reached int64, err error) {
 	if from >= to {
-		return nil
+		return to, nil
 	}
 	buffer := make([]byte, min(chunkBytes, to-from))
 	carried := 0
 	for from < to {
 		n, next, err := t.spool.ReadAt(buffer[carried:min(int64(len(buffer)), int64(carried)+to-from)], from)
 		if err != nil {
-			return err
+			return from, err
 		}
 		if n == 0 {
-			return errGone
+			return from - int64(carried), errGone
 		}
 		from = next
 		filled := buffer[:carried+n]
@@ -202,12 +224,12 @@ func (t *textWriter) each(from, to int64, f func(p []byte, last bool) (rest int)
 		}
 		if len(t.out) >= chunkBytes {
 			if _, err := t.w.Write(t.out); err != nil {
-				return err
+				return from, err
 			}
-			t.out = t.out[:0]
+			t.out, t.sent = t.out[:0], true
 		}
 	}
-	return nil
+	return to, nil
 }
 
 func (t *textWriter) text(part span) (span, error) {
@@ -225,22 +247,24 @@ func (t *textWriter) text(part span) (span, error) {
 			part.tail += int64(wholeTail(edge))
 		}
 	}
-	if err := t.each(0, part.head, add); err != nil {
-		return part, err
+	part, err := t.head(part, add)
+	if err == nil {
+		_, err = t.each(part.tail, part.end, add)
 	}
-	return part, t.each(part.tail, part.end, add)
+	return part, err
 }
 
-func (t *textWriter) base64(part span) error {
+func (t *textWriter) base64(part span) (span, error) {
 	encoder := base64.NewEncoder(base64.StdEncoding, appender{t})
 	add := func(p []byte, _ bool) int { _, _ = encoder.Write(p); return 0 }
-	if err := t.each(0, part.head, add); err != nil {
-		return err
+	part, err := t.head(part, add)
+	if err == nil {
+		_, err = t.each(part.tail, part.end, add)
 	}
-	if err := t.each(part.tail, part.end, add); err != nil {
-		return err
+	if err != nil {
+		return part, err
 	}
-	return encoder.Close()
+	return part, encoder.Close()
 }
 
 type appender struct{ t *textWriter }
