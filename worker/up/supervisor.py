@@ -31,7 +31,8 @@ READY_NOTE_SECONDS = 15.0
 """How long the service may take to become ready before it is said what is missing."""
 FATAL_FAILURES = 5
 """Deaths in a row before the service was ever ready: it will not come up by being tried again."""
-STATUS_SECONDS = 2.0
+STATUS_SECONDS = {"text": 2.0, "json": 30.0}
+"""Between two looks at the counts. Each is a request, and a log line of it in json; collectors have /metrics for more."""
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 
@@ -182,7 +183,7 @@ class Supervisor:
     async def _show_status(self) -> None:
         line = StatusLine()
         while True:
-            await asyncio.sleep(STATUS_SECONDS)
+            await asyncio.sleep(STATUS_SECONDS[self._report.format])
             answer = await http.get(self._host, self._port, "/v1/stats", key=self._key)
             text = line.changed(answer.body if answer is not None and answer.status == 200 else None)
             if text is not None:
