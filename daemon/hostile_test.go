@@ -3,7 +3,10 @@ package main
 // What a command or a caller might do to a daemon that would rather be left alone.
 
 import (
+	"bytes"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -194,4 +197,27 @@ func TestFloodsTogetherAreWholeOrSayWhatIsMissing(t *testing.T) {
 	}
 	wait.Wait()
 	expect(t, d.sh("echo well"), 0, "well\n")
+}
+
+func TestAHalfClosedCallerIsNotToldOfAnEnd(t *testing.T) {
+	d := start(t, nil)
+	d.call("POST", "/v1/exec", request{"command": "echo first; sleep 0.6; echo last", "background": true, "id": "long"})
+	body := `{"command":"sleep 0.6"}`
+	for _, line := range []string{
+		fmt.Sprintf("POST /v1/exec HTTP/1.1\r\nContent-Length: %d\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n%s", len(body), token, body),
+		"GET /v1/execs/long?wait=5 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + token + "\r\n\r\n",
+		"GET /v1/execs/long/output?follow=true HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + token + "\r\n\r\n",
+	} {
+		nc, err := net.Dial("unix", d.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprint(nc, line)
+		_ = nc.(*net.UnixConn).CloseWrite()
+		raw, _ := io.ReadAll(nc)
+		nc.Close()
+		if bytes.HasSuffix(raw, []byte("0\r\n\r\n")) || bytes.Contains(raw, []byte("Content-Length: 0")) {
+			t.Fatalf("%.20q: %q", line, raw)
+		}
+	}
 }

@@ -38,10 +38,14 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 		return writeResult(w, http.StatusAccepted, e, wire.View{})
 	}
 	if !wait(r.Context(), e, 0) {
-		return nil // nobody is there to be told
+		cut()
 	}
 	return writeEnded(w, e, view)
 }
+
+// cut ends the connection without an answer: the caller went away, or only stopped to send; an empty answer would tell
+// the latter of an end that has not come.
+func cut() { panic(http.ErrAbortHandler) }
 
 // quick is how long a command may take before it is worth watching whether the caller is still there.
 const quick = 100 * time.Millisecond
@@ -146,7 +150,7 @@ func (s *Server) show(w http.ResponseWriter, r *http.Request, e *execs.Exec) err
 			return problem.Invalid("wait", "must be a number of seconds from 0 to 3600")
 		}
 		if d := time.Duration(seconds * float64(time.Second)); d > 0 && !wait(r.Context(), e, d) {
-			return nil
+			cut()
 		}
 	}
 	if e.Ended() {

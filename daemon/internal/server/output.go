@@ -107,7 +107,7 @@ func sendOutput(w http.ResponseWriter, r *http.Request, stream *spool.Spool, off
 		select {
 		case <-sub.C:
 		case <-r.Context().Done():
-			return
+			cut() // the body's own end would say that all has come
 		}
 	}
 }
