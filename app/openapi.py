@@ -13,6 +13,7 @@ from litestar.types import ASGIApp
 
 from app.answers import Answer
 from app.describe import DOC, Doc, opt
+from app.field_docs import field_docs, structs
 from app.problems import KINDS, MEDIA_TYPE, URN, FieldError
 
 API_VERSION: Final = "1"
@@ -60,6 +61,9 @@ def document(app: Litestar) -> dict[str, Any]:
     for _, _, doc in found:
         types.extend(_described(doc))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    for struct in {one: None for kind in types for one in structs(kind)}:
+        for name, words in field_docs(struct).items():
+            components[struct.__name__]["properties"][name]["description"] = words
     by_type = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for path, method, doc in found:

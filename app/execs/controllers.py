@@ -25,7 +25,7 @@ SIGNAL_BYTES_MAX: Final = 4096
 _exec_decoder: Final = msgspec.json.Decoder(ExecBody)
 _signal_decoder: Final = msgspec.json.Decoder(SignalBody)
 
-STREAM: Final = Parameter("stream", "stdout or stderr", required=True)
+STREAM: Final = Parameter("stream", "stdout (the default) or stderr")
 OFFSET: Final = Parameter("offset", "First byte wanted", "integer", 0, 2**62)
 FOLLOW: Final = Parameter("follow", "Go on until the command ends", "boolean")
 

@@ -21,14 +21,19 @@ class ExecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     argv: list[str] | None = None
     """A program and its arguments, without a shell."""
     cwd: str | None = None
+    """Working directory; a relative one counts from the sandbox's."""
     env: dict[str, str] | None = None
+    """Over the sandbox's environment, for this command."""
     stdin: str | None = None
+    """Standard input as text. Without it and stdin_base64 it is at its end from the start."""
     stdin_base64: str | None = None
+    """Standard input as bytes."""
     timeout_seconds: float | None = None
     """Null or left out: none. Zero is refused."""
     grace_seconds: float | None = None
     """Between TERM and KILL after the time-out."""
     user: str | None = None
+    """Name or uid, with an optional ":group". Left out: the sandbox's."""
     session: str | None = None
     """Name of a persistent shell."""
     background: bool | None = None
@@ -38,8 +43,11 @@ class ExecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     encoding: str | None = None
     """Of the output: "utf-8" or "base64"."""
     max_output_bytes: int | None = None
+    """Of each stream in the answer, 0 to 64 MiB; left out: 8 MiB. Of more, half is from the beginning and half from the end."""
     merge_stderr: bool | None = None
+    """Both streams are one, in the order written, told as stdout."""
     shell: str | None = None
+    """Name or path of the shell for `command`; left out: the sandbox's."""
     pty: Terminal | None = None
     """Run on a terminal; all output is stdout then."""
 

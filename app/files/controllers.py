@@ -10,6 +10,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from app.auth.middleware import caller_of
 from app.body import read
 from app.describe import Doc, opt
+from app.files.schemas import LinkFile, MakeFolder, MoveFile
 from app.gateway.relay import Call
 from app.query import Parameter
 from app.services import services_in
@@ -85,21 +86,21 @@ MOVE_DOC: Final = Doc(
     id="moveFile",
     summary="Move or rename",
     tag="files",
-    body=dict[str, Any],
+    body=MoveFile,
     answers=((200, "The entry", dict[str, Any]),),
 )
 MKDIR_DOC: Final = Doc(
     id="makeFolder",
     summary="Make a folder",
     tag="files",
-    body=dict[str, Any],
+    body=MakeFolder,
     answers=((201, "The entry", dict[str, Any]),),
 )
 LINK_DOC: Final = Doc(
     id="linkFile",
     summary="Make a link",
     tag="files",
-    body=dict[str, Any],
+    body=LinkFile,
     answers=((201, "The entry", dict[str, Any]),),
 )
 ARCHIVE_GET_DOC: Final = Doc(

@@ -15,6 +15,7 @@ class CreateRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str | None = None
     """For people; any text of up to 200 characters."""
     labels: dict[str, str] | None = None
+    """As those of a sandbox."""
     lease_seconds: float | None = None
     """How long it and all it owns live without a sign of its holder."""
 
