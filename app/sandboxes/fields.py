@@ -31,7 +31,7 @@ RESERVED_LABEL_DOMAINS: Final = ("kubernetes.io", "k8s.io", "sandman.dev", "sand
 IDEMPOTENCY_KEY_MAX: Final = 255
 
 _ENV_KEY: Final = re.compile(r"[ -<>-~]+\Z")
-_QUANTITY: Final = re.compile(r"(\d{1,15})(?:\.(\d{1,9}))?(Ki|Mi|Gi|Ti|k|M|G|T)?\Z", re.ASCII)
+_QUANTITY: Final = re.compile(r"(\d{1,15})(?:\.(\d{1,9}))?(?:(Ki|Mi|Gi|Ti|k|M|G|T)B?)?\Z", re.ASCII)
 _UNITS: Final = {
     None: 1,
     "k": 10**3,
@@ -256,7 +256,7 @@ def _bytes(field: str, value: int | str | None, default: int, low: int, high: in
         return default
     size = value if isinstance(value, int) else quantity(value)
     if size is None:
-        faults.add(field, "must be whole bytes or a quantity such as 512Mi or 2Gi")
+        faults.add(field, "must be whole bytes or a quantity such as 512MiB, 2Gi or 1.5G")
         return default
     if not low <= size <= high:
         faults.add(field, f"must be from {low} to {high} bytes")
@@ -264,7 +264,7 @@ def _bytes(field: str, value: int | str | None, default: int, low: int, high: in
 
 
 def quantity(text: str) -> int | None:
-    """Bytes of "512Mi", "1.5Gi", "2G" or "1048576"; None for anything else, fractions of a byte included."""
+    """Bytes of "512MiB", "1.5Gi", "2G" or "1048576"; None for anything else, fractions of a byte included."""
     found = _QUANTITY.match(text)
     if not found:
         return None

@@ -32,9 +32,9 @@ class CreateSandbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu: float | None = None
     """Cores, above 0."""
     memory: int | str | None = None
-    """Bytes, or a quantity such as "512Mi"."""
+    """Bytes, or a quantity such as "512MiB"."""
     disk: int | str | None = None
-    """Bytes, or a quantity such as "10Gi"."""
+    """Bytes, or a quantity such as "10GiB"."""
     user: int | str | None = None
     """Name or uid, with an optional ":group". Left out: the image's own."""
     workdir: str | None = None
@@ -48,6 +48,7 @@ class CreateSandbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lifetime_seconds: float | None = None
     """How long it lives at most, whatever holds it. Zero is refused: nothing lives for ever."""
     policy: PolicyBody | None = None
+    """What it may do: its network and its number of processes."""
 
 
 class RenewBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
