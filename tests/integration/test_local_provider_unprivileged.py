@@ -128,6 +128,15 @@ def test_an_ordinary_user_gets_sandboxes_with_limits_that_are_named(installation
     assert left is True, left
 
 
+def test_the_least_memory_is_enough_for_the_daemon(installation: Installation) -> None:
+    async def test() -> dict[str, Any]:
+        async with provider_at(installation) as provider:
+            placement = await provider.create(record(memory=16 * MIB), TOKEN_SHA256)
+            return {"out": Client(placement.address).out("echo alive")}
+
+    assert as_user(test) == {"out": "alive\n"}
+
+
 def test_what_only_the_service_may_read_is_not_shown(installation: Installation) -> None:
     """Outside, the sandbox is the service's own user here: what the mode bits keep from others must be kept from it too."""
     private = Path("/opt") / installation.base.name

@@ -17,8 +17,9 @@ from pathlib import Path
 from worker.providers.local.cgroups import Limits
 from worker.providers.local.hierarchy import Bases
 
-MEMORY_FLOOR = 64 * 1024**2
-"""The daemon's own runtime needs some of it; less would stop it at start."""
+MEMORY_FLOOR = 192 * 1024**2
+"""The limit holds for the daemon too, and its runtime maps its heap in pieces of 64 MiB, writable from the start: one piece and
+what is around it are 78 MiB. With a second one it still lives."""
 OPEN_FILES = 65_536
 """Soft and hard, at most the service's own. Programs that walk over all possible descriptors get slow with much more."""
 OOM_SCORE = 300
