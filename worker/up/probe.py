@@ -66,7 +66,7 @@ async def check_redis(url: str, *, allow_volatile: bool) -> None:
         ) from error
     except (RedisError, OSError) as error:
         raise StartRefused(
-            f"The Redis at {where} cannot be reached: {error}.",
+            f"The Redis at {where} cannot be reached: {str(error).rstrip('.')}.",
             "Start it, correct SANDMAN_REDIS_URL, or unset it to use the bundled Valkey.",
         ) from error
     finally:

@@ -55,6 +55,12 @@ def test_what_is_wrong_is_said(argv: list[str], capsys: pytest.CaptureFixture[st
     assert "error:" in capsys.readouterr().err
 
 
+def test_a_port_is_asked_for_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--port", "abc"])
+    assert "a port is a number from 0 to 65535" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["SANDMAN_PORT", "SANDMAN_LOG_LEVEL", "SANDMAN_LOG_FORMAT"])
 def test_what_is_wrong_in_the_environment_is_said_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "nonsense")
