@@ -108,7 +108,7 @@ func TestSessionTimeouts(t *testing.T) {
 	for _, shell := range shells {
 		s := "s-" + shell
 		expect(t, d.sh("X=kept", "session", s, "shell", shell), 0, "")
-		for _, command := range []string{"sleep 618; echo after", "while :; do :; done", "sleep 618 & sleep 618; echo after"} {
+		for _, command := range []string{"sleep 618; echo after", "while :; do :; done", "sleep 618 & sleep 618; echo after", "(sleep 618; echo after) & wait", "{ sleep 618; echo after; } & { sleep 618; echo after; } | cat"} {
 			r := d.sh(command, "session", s, "timeout_seconds", 0.3)
 			if !r.TimedOut || r.Stdout != "" || r.Ended || count(t, "sleep 618") != 0 {
 				t.Fatalf("%s: %+v, left %d", command, r, count(t, "sleep 618"))

@@ -114,6 +114,20 @@ func TestB031BackgroundOutlivesItsCall(t *testing.T) {
 	})
 }
 
+func TestSignalledCountsAllThatGotIt(t *testing.T) {
+	d := start(t, nil)
+	for i := range 20 {
+		id := fmt.Sprint("counted", i)
+		d.call("POST", "/v1/exec", request{"command": "sleep 621 & setsid sleep 621 & sleep 621; :", "background": true, "id": id})
+		eventually(t, "all run", func() bool { return count(t, "sleep 621") == 4 })
+		_, raw := d.call("POST", "/v1/execs/"+id+"/signal", request{"signal": "TERM"})
+		if r := decode(t, raw); r.Signalled != 4 {
+			t.Fatalf("%s", raw)
+		}
+		eventually(t, "all are gone", func() bool { return count(t, "sleep 621") == 0 })
+	}
+}
+
 func TestB032ListAndKillById(t *testing.T) {
 	d := start(t, nil)
 	for i := range 3 {

@@ -133,3 +133,18 @@ func parseStat(pid int, raw []byte) (member, bool) {
 	dead := f[0][0] == 'X' || (f[0][0] == 'Z' && number(17) <= 1) // a first thread may end before the others
 	return m, !dead
 }
+
+// ignores says whether a process ignores a signal.
+func ignores(pid int, sig syscall.Signal) bool {
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if err != nil {
+		return false
+	}
+	_, after, found := bytes.Cut(raw, []byte("\nSigIgn:\t"))
+	if !found {
+		return false
+	}
+	line, _, _ := bytes.Cut(after, []byte("\n"))
+	mask, err := strconv.ParseUint(string(line), 16, 64)
+	return err == nil && mask&(1<<(uint(sig)-1)) != 0
+}

@@ -28,31 +28,42 @@ const (
 // Signal sends to every process of the tree and says to how many. The exec's own group gets it at one instant, so
 // that a shell cannot run its next line because only its child was told.
 func (t *Tree) Signal(sig syscall.Signal) int {
-	grouped := 0
-	if t.Main != nil && t.Main.SignalGroup(sig) {
-		grouped = t.Main.PID
+	grouped, count := 0, 0
+	if t.Main != nil && !t.Main.Ended() {
+		before, _ := t.scan() // those that die of it at once are not there to be counted afterwards
+		if t.Main.SignalGroup(sig) {
+			grouped = t.Main.PID
+			for _, m := range before {
+				if m.group == grouped {
+					count++
+				}
+			}
+			count = max(count, 1)
+		}
 	}
 	members, err := t.scan()
 	if err != nil || !tagging {
-		if grouped != 0 {
-			return 1
-		}
-		return 0
+		return count
 	}
-	count := 0
 	for _, m := range members {
-		if grouped != 0 && m.group == grouped {
-			count++
-			continue
-		}
-		if t.send(m, sig) {
+		if (grouped == 0 || m.group != grouped) && t.send(m, sig) {
 			count++
 		}
-	}
-	if count == 0 && grouped != 0 {
-		return 1
 	}
 	return count
+}
+
+// StopDeaf stops those members of a process group that ignore a signal, which is about to be sent to all.
+func (t *Tree) StopDeaf(sig syscall.Signal, group int) {
+	members, err := t.scan()
+	if err != nil || !tagging {
+		return
+	}
+	for _, m := range members {
+		if m.group == group && ignores(m.pid, sig) {
+			t.send(m, syscall.SIGSTOP)
+		}
+	}
 }
 
 // Alive says whether any process of the tree lives.

@@ -119,11 +119,14 @@ func (s *Session) interrupt(sh *shell, tree *proc.Tree, grace time.Duration) {
 	}
 	gone := func() bool { return !children.Alive() }
 	end := time.Now().Add(grace)
+	// Jobs in the background do not hear INT, but the programs in them do: such a job would go on with its next line.
+	// With job control they are groups of their own, and the shell must not see its own job stop.
+	children.StopDeaf(syscall.SIGINT, sh.process.PID)
 	sh.process.Signal(syscall.SIGINT)
 	children.Signal(syscall.SIGINT)
 	_, _ = io.WriteString(sh.control, sh.reportLine()) // an interrupted shell has thrown its input away
 	if within(end, func() bool { return len(sh.exited) > 0 || len(sh.status) > 0 }) {
-		if !gone() { // jobs in the background do not hear INT
+		if !gone() {
 			children.Signal(syscall.SIGTERM)
 			children.Signal(syscall.SIGCONT)
 			if !within(end, gone) {
