@@ -221,3 +221,29 @@ func TestAHalfClosedCallerIsNotToldOfAnEnd(t *testing.T) {
 		}
 	}
 }
+
+func TestIdleConnectionsLeaveDescriptorsForTheRest(t *testing.T) {
+	d := startWith(t, "few", nil, func(*exec.Cmd) {})
+	p := d.connect()
+	var idle []net.Conn
+	for range 400 { // of 300 descriptors
+		nc, err := net.Dial("unix", d.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		idle = append(idle, nc)
+	}
+	_ = idle[399].SetReadDeadline(time.Now().Add(5 * time.Second))
+	if raw, _ := io.ReadAll(idle[399]); !bytes.HasPrefix(raw, []byte("HTTP/1.1 503")) {
+		t.Fatalf("%q", raw)
+	}
+	for i := range 20 {
+		p.send(request{"op": "start", "ch": i, "command": "cat; sleep 0.2; echo well", "stdin_base64": "eA=="})
+	}
+	for range 20 {
+		if m := p.until("exit"); m.code() != 0 || m.OutBytes != 6 {
+			t.Fatalf("%+v", m)
+		}
+	}
+}

@@ -78,7 +78,7 @@ func serve(c *config.Config) error {
 	fileCalls := files.New(files.Options{DefaultDir: c.Workdir, User: c.User, Lookup: fileUser})
 	httpServer := &httpd.Server{
 		Handler:        server.New(c, registry, sessions, fileCalls, version),
-		MaxConnections: c.MaxConnections,
+		MaxConnections: min(c.MaxConnections, descriptorLimit()/2),
 	}
 	stop := make(chan os.Signal, 4)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
@@ -100,6 +100,16 @@ func serve(c *config.Config) error {
 	proc.KillAll(shutdownGrace)
 	sessions.Shutdown()
 	return nil
+}
+
+// descriptorLimit is how many this process may have. Connections get half of them, so that past their bound a caller is
+// told so, and what they serve has the other half: without any left, nobody would be answered at all.
+func descriptorLimit() int {
+	var limit syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil || limit.Cur > 1<<20 {
+		return 1 << 20
+	}
+	return int(limit.Cur)
 }
 
 // shutdownGrace is between TERM and KILL when the daemon goes: the sandbox is being taken back, nobody reads what

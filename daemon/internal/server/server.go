@@ -14,6 +14,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"sandman.dev/daemon/internal/config"
 	"sandman.dev/daemon/internal/execs"
@@ -122,16 +123,22 @@ func methods(r *http.Request, handle func() error, allowed ...string) error {
 		Detail: "allowed: " + strings.Join(allowed, ", ")}
 }
 
+// bodyTimeout bounds the arrival of a whole JSON request: one that is never finished holds memory and a connection.
+const bodyTimeout = 2 * time.Minute
+
 // body reads a JSON request of at most limit bytes.
-func body(r *http.Request, limit int64) (wire.Object, error) {
+func body(w http.ResponseWriter, r *http.Request, limit int64) (wire.Object, error) {
 	tooLarge := &problem.Problem{Slug: "request-too-large", Title: "The request is too large", Status: http.StatusRequestEntityTooLarge,
 		Detail: "the bound is " + strconv.FormatInt(limit, 10) + " bytes"}
 	if r.ContentLength > limit {
 		return nil, tooLarge
 	}
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout))
 	raw, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
+	_ = control.SetReadDeadline(time.Time{})
 	switch {
-	case err != nil && errors.Is(err, io.ErrUnexpectedEOF):
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, &problem.Problem{Slug: "incomplete-request", Title: "The body ended early", Status: http.StatusBadRequest}
 	case err != nil:
 		return nil, &problem.Problem{Slug: "invalid-request", Title: "The body could not be read", Status: http.StatusBadRequest}
