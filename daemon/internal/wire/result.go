@@ -68,9 +68,13 @@ func AppendResultFields(out []byte, e *execs.Exec) []byte {
 		out = appendCount(out, "stdout", e.Stdout)
 		out = appendCount(out, "stderr", e.Stderr)
 	} else {
-		r, _ := e.Outcome()
+		r, failure := e.Outcome()
 		out = append(out, `,"state":"exited","exit_code":`...)
-		out = strconv.AppendInt(out, int64(r.ExitCode), 10)
+		if failure != nil { // it never ran: 0 would be a success
+			out = append(out, "null"...)
+		} else {
+			out = strconv.AppendInt(out, int64(r.ExitCode), 10)
+		}
 		out = append(out, `,"signal":`...)
 		if r.Signal == 0 {
 			out = append(out, "null"...)
