@@ -40,6 +40,7 @@ KINDS: Final[dict[str, Kind]] = {
     "method-not-allowed": Kind(405, "The method is not allowed here"),
     "body-timeout": Kind(408, "The body stopped arriving", retryable=True),
     "too-large": Kind(413, "The body is too large"),
+    "frame-too-large": Kind(413, "The frame is too large"),
     "upgrade-required": Kind(426, "A WebSocket is needed here"),
     "idempotency-conflict": Kind(409, "The idempotency key was used with another body"),
     # what the sandbox or the run is

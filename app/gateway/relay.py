@@ -60,7 +60,8 @@ PASSED_DOWN: Final = frozenset(
         b"allow",
     }
 )
-_OURS: Final = b"x-sandman-"
+_OURS: Final = (b"x-sandman-", b"sandman-")
+"""What a file is (X-Sandman-…), and where a piece of output begins and what is missing before it (Sandman-…)."""
 _NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 
 

@@ -128,7 +128,7 @@ class _Passage:
             limit = CALLER_TEXT_MAX if isinstance(message, str) else CALLER_BINARY_MAX
             if len(message) > limit:
                 await self._peer.send_problem(
-                    Problem("too-large", f"a frame has at most {limit} bytes; nothing of it was used"),
+                    Problem("frame-too-large", f"a frame has at most {limit} bytes; nothing of it was used"),
                     _channel_of(message),
                 )
                 continue
