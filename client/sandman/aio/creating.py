@@ -68,7 +68,9 @@ async def post(client: AsyncClient, body: dict[str, Any], key: str, wait: float)
     settings = client.settings
     full = client._http.lane_is_full("waits")
     seconds = 0.0 if full else min(wait, POLL_SECONDS)
-    retry = settings.retry if wait <= 0 else replace(settings.retry, total_seconds=max(wait, 1.0))
+    retry = settings.retry
+    if wait > 0 and retry.total_seconds > 0:  # 0 turns retries off, here too
+        retry = replace(retry, total_seconds=max(wait, 1.0))
     return await client._http.call(
         "POST",
         "/v1/sandboxes",

@@ -28,7 +28,7 @@ from sandman.errors import (
     SandmanError,
     TransportError,
 )
-from sandman.retry import RetryPolicy
+from sandman.retry import Backoff, RetryPolicy
 
 T = TypeVar("T")
 Lane = Literal["calls", "waits", "transfers"]
@@ -103,7 +103,8 @@ class Http:
 
         `repeatable` says that doing it twice is doing it once (default: GET, HEAD, PUT, DELETE); others are repeated only
         when the first try surely did nothing. `wait_seconds` is what the service was asked to wait before it answers.
-        `expect` is what the answer must decode to: one that does not is a fault like any other, and tried again.
+        `expect` is what the answer must decode to: one that does not is a fault like any other, and tried again. A `retry` of the
+        caller's own may be long, for a service that answers "later"; one that is not there at all is given up as everywhere.
         """
         if repeatable is None:
             repeatable = method in ("GET", "HEAD", "PUT", "DELETE")
@@ -112,6 +113,7 @@ class Http:
         if body is not None:
             sent["content-type"] = "application/json"
         backoff = (retry or self.settings.retry).start()
+        outage: Backoff | None = None
         while True:
             try:
                 async with self._lanes[lane]:
@@ -123,6 +125,12 @@ class Http:
                 if not may_repeat(error, repeatable):
                     raise
                 delay = backoff.next_delay(error.retry_after if isinstance(error, ProblemError) else None)
+                if isinstance(error, ConnectError):
+                    outage = outage or self.settings.retry.start()
+                    if outage.next_delay() is None:
+                        raise
+                else:
+                    outage = None
                 if delay is None:
                     raise
             await asyncio.sleep(delay)
