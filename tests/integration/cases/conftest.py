@@ -31,7 +31,7 @@ def module_boxes(session_service: Service) -> Iterator[Callable[..., Box]]:
 
 @pytest.fixture(scope="module")
 def shared_box(module_boxes: Callable[..., Box]) -> Box:
-    return module_boxes(disk="2GiB")
+    return module_boxes()
 
 
 @pytest.fixture

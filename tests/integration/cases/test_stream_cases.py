@@ -117,9 +117,9 @@ def test_b036_curl_is_content_too(box: Box) -> None:
 @pytest.mark.parametrize(
     ("command", "first", "stdout"),
     [
-        ("printf 'prompt> '; sleep 1.5; printf done", "prompt> ", "prompt> done"),
-        ("printf x; sleep 1.5; printf '\\r'; printf y", "x", "x\ry"),
-        ("printf '\\0'; sleep 1.5; printf ' '", "\0", "\0 "),
+        ("printf 'prompt> '; sleep 1; printf done", "prompt> ", "prompt> done"),
+        ("printf x; sleep 1; printf '\\r'; printf y", "x", "x\ry"),
+        ("printf '\\0'; sleep 1; printf ' '", "\0", "\0 "),
     ],
 )
 def test_b040_output_comes_at_once_without_a_line_end(
