@@ -218,7 +218,9 @@ class Drain:
             await self._let_go(record, f"{error.reason}: {error.detail}", delay, counts=not error.throttled)
             return
         log.warning("provision.failed", sandbox=record.id, reason=error.reason, detail=error.detail)
-        await self._persist(lambda: self._ledger.mark_failed(record.id, error.reason, error.detail))
+        await self._persist(
+            lambda: self._ledger.mark_failed(record.id, error.reason, error.detail, final=error.final)
+        )
         await self._let_go(record, error.detail)
 
     async def _let_go(self, record: Record, error: str, delay: float = 0.0, *, counts: bool = True) -> None:

@@ -91,6 +91,7 @@ def _record(f: dict[str, str]) -> Record:
         reclaim=Reclaim(f["reclaim"]) if f.get("reclaim") else None,
         rev=int(f["rev"]),
         crashes=int(f.get("crashes", "0")),
+        final=f.get("final") == "1",
     )
 
 

@@ -152,6 +152,8 @@ class Record:
     """Grows with each change of state or claim."""
     crashes: int = 0
     """How often a worker fell silent while it created this one."""
+    final: bool = False
+    """The backend knows that the same create would fail again, though others with this reason may pass: an image that is not there."""
 
     @property
     def live(self) -> bool:
@@ -163,7 +165,7 @@ class Record:
 
     @property
     def retryable(self) -> bool:
-        return self.reason is not None and retryable_of(self.reason)
+        return self.reason is not None and retryable_of(self.reason) and not self.final
 
 
 @dataclass(frozen=True, slots=True)

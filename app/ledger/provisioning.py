@@ -97,9 +97,12 @@ class Provisioning(Concern):
         """A no-op exec has passed in it."""
         return bool(await self._connection.run("mark", sandbox_id, "ready"))
 
-    async def mark_failed(self, sandbox_id: str, reason: Reason, detail: str) -> bool:
+    async def mark_failed(self, sandbox_id: str, reason: Reason, detail: str, *, final: bool = False) -> bool:
+        """`final`: the same create would fail again, whatever the reason says of others."""
         return bool(
-            await self._connection.run("mark", sandbox_id, "failed", reason, clean_text(detail, 2000))
+            await self._connection.run(
+                "mark", sandbox_id, "failed", reason, clean_text(detail, 2000), "1" if final else ""
+            )
         )
 
     async def pace_report(self, sample: PaceSample) -> tuple[float, int]:

@@ -149,6 +149,9 @@ async def test_images_that_cannot_be_used(
     with pytest.raises(ProviderError) as caught:
         await provider.create(record(image), TOKEN_SHA256)
     assert caught.value.reason is reason
+    assert (caught.value.retryable, caught.value.final) == (False, reason is Reason.IMAGE_PULL)
+    if image == "nosuch:latest":
+        assert "broken" in caught.value.detail and "To add one" in caught.value.detail
     assert await provider.list() == []
 
 

@@ -20,7 +20,8 @@ class ProviderUnavailable(Exception):
 
 
 class ProviderError(Exception):
-    """A call failed. `retryable`: the same call may succeed later. `throttled`: it failed because we were too fast."""
+    """A call failed. `retryable`: the same call may succeed later. `throttled`: it failed because we were too fast. `final`: the
+    same create will fail until somebody changes something, whatever its reason says of others; the record then tells the caller."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class ProviderError(Exception):
         *,
         retryable: bool = False,
         throttled: bool = False,
+        final: bool = False,
         retry_after_seconds: float = 0.0,
     ) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -36,6 +38,7 @@ class ProviderError(Exception):
         self.detail = detail
         self.retryable = retryable
         self.throttled = throttled
+        self.final = final
         self.retry_after_seconds = retry_after_seconds
 
 

@@ -343,6 +343,6 @@ local function give_up(r, reclaim, detail)
   move(r, r.state == 'queued' and 'deleted' or 'deleting', {reclaim = reclaim, detail = detail ~= '' and detail or nil})
 end
 
-local function fail(r, reason, detail)
-  move(r, 'failed', {reason = reason, detail = detail, reclaim = 'failed'})
+local function fail(r, reason, detail, final)
+  move(r, 'failed', {reason = reason, detail = detail, reclaim = 'failed', final = final == '1' and '1' or nil})
 end

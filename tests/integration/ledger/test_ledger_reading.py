@@ -51,6 +51,18 @@ async def test_the_report_remains_when_the_records_are_gone(valkey: Valkey, tmp_
     await ledger.aclose()
 
 
+async def test_a_failure_that_is_final_is_not_retryable_whatever_its_reason(ledger: Ledger) -> None:
+    """An image that is not there fails like one whose registry is away, but waiting does not help it."""
+    found = {}
+    for final in (True, False):
+        sandbox = await advance(ledger, new_sandbox(), "creating")
+        await ledger.mark_failed(sandbox, Reason.IMAGE_PULL, "no such image", final=final)
+        record = await ledger.get(sandbox)
+        assert record is not None and (record.reason, record.cause) == (Reason.IMAGE_PULL, "task")
+        found[final] = record.retryable
+    assert found == {True: False, False: True}
+
+
 async def test_lists_page_through_everything_once(ledger: Ledger) -> None:
     mine = [(await ledger.create(new_sandbox("a", labels={"n": str(i % 2)}))).record.id for i in range(25)]
     await ledger.create(new_sandbox("b"))

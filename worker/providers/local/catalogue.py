@@ -92,9 +92,10 @@ class Catalogue:
             names = []
         shown = ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")
         return (
-            "The local provider has no registry; it takes `host` (this machine's own programs), the bare name of something in "
-            f"DIR/images ({shown or 'now empty'}), or a path under DIR/images or a folder that the service was started with "
-            "(--image-root): an unpacked root folder, an OCI layout, or an archive made by `docker save` or `skopeo copy`."
+            "The local provider has no registry. It takes `host` (this machine's own programs), the bare name of something in the "
+            f"service's DIR/images (there now: {shown or 'nothing'}), or a path under DIR/images or under a folder that the service "
+            "was started with (--image-root). To add one, put an unpacked root folder, an OCI layout, or an archive made by "
+            "`docker save` or `skopeo copy` there."
         )
 
     def _describe(self, path: Path) -> Source:
