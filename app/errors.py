@@ -23,6 +23,7 @@ from app.ledger.errors import (
     QueueFull,
     RunEnded,
     RunNotFound,
+    TooManyRuns,
 )
 from app.ledger.events import TooManyWaiters
 from app.problems import MEDIA_TYPE, Problem, not_found
@@ -71,6 +72,8 @@ def _ledger_problem(error: LedgerError) -> Problem | None:
             )
         case TooManyWaiters():
             return Problem("queue-full", str(error), headers=_UNAVAILABLE_HEADERS)
+        case TooManyRuns():
+            return Problem("too-many-runs", str(error), headers=_UNAVAILABLE_HEADERS, bound=error.bound)
         case IdempotencyConflict():
             return Problem(
                 "idempotency-conflict", "use a new key for a new request", sandbox_id=error.sandbox_id

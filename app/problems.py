@@ -64,6 +64,7 @@ KINDS: Final[dict[str, Kind]] = {
     # what the service is
     "sandbox-lost": Kind(502, "The sandbox was lost while it was used", "infra", retryable=True),
     "queue-full": Kind(429, "Too many sandboxes are waiting already", "infra", retryable=True),
+    "too-many-runs": Kind(429, "Too many runs are open already", "caller", retryable=True),
     "ledger-unavailable": Kind(503, "The ledger cannot be reached", "infra", retryable=True),
     "gateway-busy": Kind(503, "Too many connections to sandboxes are open", "infra", retryable=True),
     "shutting-down": Kind(503, "This server is shutting down", "infra", retryable=True),

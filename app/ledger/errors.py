@@ -7,6 +7,7 @@ LedgerError
 ├── Ended                 the sandbox is deleting, deleted or failed: its lease cannot be changed any more
 ├── IdempotencyConflict   the same key came with another body
 ├── QueueFull             the bound on waiting sandboxes is reached; retryable
+├── TooManyRuns           a tenant's bound on open runs is reached; retryable
 ├── RunNotFound           no such run of this tenant
 └── RunEnded              the run is over and owns nothing new
 
@@ -63,6 +64,14 @@ class QueueFull(LedgerError):
     def __init__(self, scope: str, bound: int) -> None:
         super().__init__(f"{bound} sandboxes are waiting already ({scope} bound)")
         self.scope = scope
+        self.bound = bound
+
+
+class TooManyRuns(LedgerError):
+    retryable = True
+
+    def __init__(self, bound: int) -> None:
+        super().__init__(f"{bound} runs are open already; end those that are over")
         self.bound = bound
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from app.ledger.codec import decode_run, encode_texts, fields
 from app.ledger.concern import Concern
 from app.ledger.connection import milliseconds
-from app.ledger.errors import IdempotencyConflict, RunEnded, RunNotFound
+from app.ledger.errors import IdempotencyConflict, RunEnded, RunNotFound, TooManyRuns
 from app.ledger.model import Reclaim, Run, RunPage
 from app.ledger.report import build_report
 from app.ledger.sandboxes import key_digest
@@ -25,7 +25,8 @@ class Runs(Concern):
         idempotency_key: str | None = None,
         fingerprint: str = "",
     ) -> tuple[Run, bool]:
-        """Open a run; the flag says that this call (same key or id) had opened it before. Raises IdempotencyConflict."""
+        """Open a run; the flag says that this call (same key or id) had opened it before. Raises
+        IdempotencyConflict, TooManyRuns."""
         length = self._settings.lease.seconds_default if lease_seconds is None else lease_seconds
         reply = await self._connection.run_list(
             "create_run",
@@ -36,9 +37,12 @@ class Runs(Concern):
             milliseconds(length),
             key_digest(idempotency_key),
             fingerprint or "-",
+            self._settings.queue.run_bound,
         )
         if reply[0] == "conflict":
             raise IdempotencyConflict(reply[1])
+        if reply[0] == "full":
+            raise TooManyRuns(self._settings.queue.run_bound)
         return decode_run(reply[1:]), reply[0] == "existing"
 
     async def get_run(self, run_id: str) -> Run | None:

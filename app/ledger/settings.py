@@ -104,6 +104,9 @@ class QueueSettings:
     """SANDMAN_QUEUE_BOUND: waiting sandboxes in all; about 2 KB of Redis each."""
     tenant_bound: int = 15_000
     """Of one tenant, so that one cannot fill the queue for all."""
+    run_bound: int = 10_000
+    """SANDMAN_OPEN_RUNS_MAX: open runs of one tenant; about 2 KB of Redis each. Half would be near what one job of many short
+    episodes can hold at once, double gains nobody and lets a loop that forgets to end its runs go on for longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +269,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         queue=QueueSettings(
             bound=env.integer("QUEUE_BOUND", queue.bound, 1),
             tenant_bound=env.integer("QUEUE_TENANT_BOUND", queue.tenant_bound, 1),
+            run_bound=env.integer("OPEN_RUNS_MAX", queue.run_bound, 1),
         ),
         worker=WorkerSettings(
             concurrency=env.integer("WORKER_CONCURRENCY", worker.concurrency, 1),

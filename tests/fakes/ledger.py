@@ -151,6 +151,7 @@ class Recount:
             assert members == {i for i in live if records[i]["run"] == run}
             is_open = fields["state"] == "open"
             assert (run in self.zset("due:run")) == is_open
+            assert self.client.sismember(f"{self.prefix}open:{fields['tenant']}", run) == is_open
             assert bool(fields["lease_at"]) == is_open
             if not is_open:
                 ending = self.client.sismember(f"{self.prefix}ending", run)

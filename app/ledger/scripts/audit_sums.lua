@@ -39,15 +39,31 @@ for _, field in ipairs(call('HKEYS', P .. 'peak')) do
 end
 for tenant, counts in pairs(own) do settle('n:' .. tenant, counts) end
 
+local tenants = {}
+for tenant, counts in pairs(own) do
+  tenants[tenant] = true
+  settle('n:' .. tenant, counts)
+end
+
 for _, run in ipairs(call('ZRANGE', P .. 'ix:runs', 0, -1)) do
-  local got = call('HMGET', P .. 'run:' .. run, 'state', 'lease_at')
+  local got = call('HMGET', P .. 'run:' .. run, 'state', 'lease_at', 'tenant')
+  if got[3] then tenants[got[3]] = true end
   if got[1] == 'open' then
+    if call('SADD', P .. 'open:' .. got[3], run) == 1 then anomaly('missing', run .. ' is open and not in open:' .. got[3]) end
     if not call('ZSCORE', P .. 'due:run', run) then
       anomaly('missing', run .. ' is open and not in due:run')
       call('ZADD', P .. 'due:run', got[2], run)
     end
   elseif not call('ZSCORE', P .. 'ended:run', run) and call('SADD', P .. 'ending', run) == 1 then
     anomaly('missing', run .. ' is over and not in ending')
+  end
+end
+for tenant in pairs(tenants) do
+  for _, run in ipairs(call('SMEMBERS', P .. 'open:' .. tenant)) do
+    if call('HGET', P .. 'run:' .. run, 'state') ~= 'open' then
+      anomaly('misplaced', run .. ' is not open and in open:' .. tenant)
+      call('SREM', P .. 'open:' .. tenant, run)
+    end
   end
 end
 call('HDEL', P .. 'clock', 'differ')

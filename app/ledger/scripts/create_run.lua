@@ -1,6 +1,6 @@
 -- Open a run, or find the one that this call opened before.
--- ARGV: 1 id, 2 tenant, 3 name, 4 labels, 5 lease ms, 6 idempotency digest or '', 7 fingerprint
--- Returns {'created' or 'existing', run fields...} | {'conflict', id}
+-- ARGV: 1 id, 2 tenant, 3 name, 4 labels, 5 lease ms, 6 idempotency digest or '', 7 fingerprint, 8 open runs at most of a tenant
+-- Returns {'created' or 'existing', run fields...} | {'conflict', id} | {'full'}
 local id, tenant = ARGV[1], ARGV[2]
 local function view(status, run)
   local flat = call('HGETALL', P .. 'run:' .. run)
@@ -19,6 +19,7 @@ if ARGV[6] ~= '' then
   end
 end
 if call('EXISTS', P .. 'run:' .. id) == 1 then return view('existing', id) end
+if call('SCARD', P .. 'open:' .. tenant) >= tonumber(ARGV[8]) then return {'full'} end
 local lease_at = NOW + tonumber(ARGV[5])
 call('HSET', P .. 'run:' .. id, 'tenant', tenant, 'name', ARGV[3], 'labels', ARGV[4], 'state', 'open', 'created_at', NOW,
   'lease_ms', ARGV[5], 'lease_at', lease_at, 'idem', ARGV[6] ~= '' and key or '')
@@ -26,6 +27,7 @@ call('HSET', P .. 'rep:' .. id, 'origin', NOW)
 if ARGV[6] ~= '' then call('SET', P .. 'idem:' .. key, ARGV[7] .. ' ' .. id, 'PX', 31 * 86400000) end
 local seq = call('INCR', P .. 'seq')
 call('ZADD', P .. 'due:run', lease_at, id)
+call('SADD', P .. 'open:' .. tenant, id)
 call('ZADD', P .. 'ix:runs', seq, id)
 call('ZADD', P .. 'ix:runs:' .. tenant, seq, id)
 return view('created', id)

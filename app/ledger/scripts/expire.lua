@@ -59,6 +59,7 @@ for _, run in ipairs(call('ZRANGEBYSCORE', P .. 'due:run', '-inf', NOW, 'LIMIT',
   else
     call('HSET', P .. 'run:' .. run, 'state', 'ended', 'ended_at', NOW, 'reclaim', 'run_lease_expired', 'lease_at', '')
     call('ZREM', P .. 'due:run', run)
+    call('SREM', P .. 'open:' .. call('HGET', P .. 'run:' .. run, 'tenant'), run)
     call('SADD', P .. 'ending', run)
     note(run, 'run_lease_expired', 'run')
   end

@@ -11,6 +11,7 @@ if state == 'open' and ARGV[2] == 'renew' then
 elseif state == 'open' and ARGV[2] == 'end' then
   call('HSET', key, 'state', 'ended', 'ended_at', NOW, 'reclaim', ARGV[3], 'lease_at', '')
   if call('ZREM', P .. 'due:run', id) == 0 then anomaly('missing', id .. ' was open and not in due:run') end
+  call('SREM', P .. 'open:' .. call('HGET', key, 'tenant'), id)
   call('SADD', P .. 'ending', id)
   call('XADD', P .. 'events', 'MAXLEN', '~', EVENTS_KEPT, '*', 'id', id, 'state', 'run_ended', 'rev', 0, 'tenant',
     call('HGET', key, 'tenant'), 'run', id)

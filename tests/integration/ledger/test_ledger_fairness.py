@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.ledger.errors import QueueFull
+from app.ledger.errors import QueueFull, TooManyRuns
 from app.ledger.ledger import Ledger
 from app.ledger.model import PaceSample, Reclaim, State, new_run_id
 from tests.conftest import Valkey
@@ -83,6 +83,27 @@ async def test_the_queue_is_bounded_for_each_tenant_and_in_all(valkey: Valkey, t
     with pytest.raises(QueueFull) as full:
         await ledger.create(new_sandbox("b"))
     assert full.value.scope == "service"
+    await ledger.aclose()
+
+
+async def test_open_runs_are_bounded_for_each_tenant(valkey: Valkey, tmp_path: Path) -> None:
+    """What ended, by whatever way, makes room; what is repeated needs none; others are not held up."""
+    ledger = await Ledger.connect(ledger_settings(valkey.url, tmp_path, OPEN_RUNS_MAX="2"))
+    first = (await ledger.create_run(new_run_id(), "a", idempotency_key="k"))[0].id
+    await ledger.create_run(new_run_id(), "a", lease_seconds=0.05)
+    with pytest.raises(TooManyRuns) as full:
+        await ledger.create_run(new_run_id(), "a")
+    assert (full.value.bound, full.value.retryable) == (2, True)
+    assert (await ledger.create_run(new_run_id(), "a", idempotency_key="k"))[0].id == first
+    await ledger.create_run(new_run_id(), "b")
+    await asyncio.sleep(0.06)
+    await ledger.expire(10)
+    third = (await ledger.create_run(new_run_id(), "a"))[0].id
+    with pytest.raises(TooManyRuns):
+        await ledger.create_run(new_run_id(), "a")
+    await ledger.end_run(third)
+    await ledger.end_run(third)
+    await ledger.create_run(new_run_id(), "a")
     await ledger.aclose()
 
 

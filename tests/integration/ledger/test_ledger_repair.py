@@ -142,7 +142,7 @@ async def test_wrong_sums_neither_stop_admission_nor_stay(damaged: tuple[Ledger,
 
 
 INDEXES = ["due", "rr", "ql:a", "qz:-:a", "qall", "claims", "starting", "clean:urgent", "clean:bulk", "ended"]
-INDEXES += ["n", "n:a", "due:run", "ending", "ended:run", "live:RUN", "qz:RUN:a"]
+INDEXES += ["n", "n:a", "due:run", "ending", "ended:run", "open:a", "live:RUN", "qz:RUN:a"]
 
 
 @pytest.mark.parametrize("index", INDEXES)
