@@ -59,6 +59,7 @@ def test_b141_every_failure_has_a_type_under_one_base(own_service: Callable[...,
             stranger.sandbox(lost.id)
         for error in (full.value, invalid.value, refused.value):
             assert error.request_id and error.status
+        lost.detach()
         service.kill()
         with pytest.raises(sandman.ConnectError) as down:
             client.stats()
@@ -223,6 +224,16 @@ def test_b147_what_cannot_be_reached_is_a_connect_error(session_service: Service
             client.create()
         assert caught.value.cause == "infra" and session_service.key not in str(caught.value)
     assert time.monotonic() - began < 10 * SLOW
+
+
+def test_b147_a_create_does_not_wait_for_a_service_that_is_not_there(session_service: Service) -> None:
+    """However long it would wait for a sandbox: an address that nobody answers at is given up after the retries' own time."""
+    began = time.monotonic()
+    patient = sandman.RetryPolicy(total_seconds=2)
+    with sandman.Client("http://127.0.0.1:1", session_service.key, retry=patient) as client:
+        with pytest.raises(sandman.ConnectError):
+            client.create(wait=600)
+        assert 0.5 < time.monotonic() - began < 2 * SLOW * 2
 
 
 def test_b147_a_server_that_is_silent_is_a_request_timeout(session_service: Service) -> None:
