@@ -40,7 +40,8 @@ def test_b001_a_child_in_the_background_does_not_hold_the_answer(box: Box, comma
         assert timed(began) < 1 * SLOW
         assert (answer["exit_code"], answer["stdout"], answer["timed_out"]) == (0, "started\n", False)
         began = time.monotonic()
-        assert int(box.out("pgrep -c sleep")) == before + 1
+        # A fork may not have become its program yet.
+        assert eventually(lambda: len(box.alive("sleep")) == before + 1, 5)
         assert timed(began) < 1 * SLOW
     result = box.sandbox.exec(command, timeout=30)
     assert (result.exit_code, result.stdout) == (0, "started\n")
@@ -85,15 +86,15 @@ def test_b003_it_does_not_pile_up(box: Box) -> None:
 def test_b005_a_command_that_ignores_term_is_killed(box: Box, command: str) -> None:
     for more in ({}, {"session": f"b005-{len(command)}"}):
         began = time.monotonic()
-        answer = box.run(command, timeout_seconds=1, grace_seconds=0.5, **more)
-        assert timed(began) <= 1.5 + SLOW
+        answer = box.run(command, timeout_seconds=0.7, grace_seconds=0.4, **more)
+        assert timed(began) <= 1.1 + SLOW
         assert (answer["timed_out"], answer["stdout"]) == (True, "go\n") and answer["exit_code"] != 0, answer
     began = time.monotonic()
-    result = box.sandbox.exec(command, timeout=0.5, grace=1)
+    result = box.sandbox.exec(command, timeout=0.5, grace=0.5)
     assert result.timed_out and result.stdout == "go\n" and timed(began) <= 7
     before = cpu_seconds(box)
-    time.sleep(1)
-    assert cpu_seconds(box) - before < 0.3
+    time.sleep(0.5)
+    assert cpu_seconds(box) - before < 0.2
 
 
 def cpu_seconds(box: Box) -> float:
@@ -110,7 +111,7 @@ def cpu_seconds(box: Box) -> float:
     ],
 )
 def test_b006_a_timeout_comes_in_time_with_what_was_written(box: Box, command: str, stdout: str) -> None:
-    for seconds, more in ((2, {}), (1, {"session": "b006"})):
+    for seconds, more in ((2 if "echo before; sleep" in command else 0.7, {}), (0.7, {"session": "b006"})):
         began = time.monotonic()
         answer = box.run(command, timeout_seconds=seconds, **more)
         assert seconds - 0.1 <= timed(began) < seconds + 0.5 * SLOW

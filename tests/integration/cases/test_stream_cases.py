@@ -15,7 +15,7 @@ import sandman
 from sandman import Exit, Output
 from tests.integration.cases.box import SLOW, Box, problem, timed
 
-COUNTER = "for n in $(seq 1 400); do echo $n; sleep 0.02; done; exit 5"
+COUNTER = "for n in $(seq 1 400); do echo $n; sleep 0.01; done; exit 5"
 COUNTED = "".join(f"{n}\n" for n in range(1, 401))
 ATTACH = """
 import os, sys, sandman
@@ -36,7 +36,7 @@ def attach_from_elsewhere(box: Box, exec_id: str, offset: int) -> subprocess.Pop
 def test_b034_a_running_command_can_be_followed_at_any_time_from_anywhere(box: Box) -> None:
     exec_id = box.run(COUNTER, background=True)["id"]
     followers = []
-    for pause, offset in ((0.2, 0), (2, 0), (2, 17), (2, 300)):
+    for pause, offset in ((0.2, 0), (1.5, 0), (1, 17), (1, 300)):
         time.sleep(pause)
         followers.append((offset, attach_from_elsewhere(box, exec_id, offset)))
     for offset, follower in followers:
@@ -117,9 +117,9 @@ def test_b036_curl_is_content_too(box: Box) -> None:
 @pytest.mark.parametrize(
     ("command", "first", "stdout"),
     [
-        ("printf 'prompt> '; sleep 1; printf done", "prompt> ", "prompt> done"),
-        ("printf x; sleep 1; printf '\\r'; printf y", "x", "x\ry"),
-        ("printf '\\0'; sleep 1; printf ' '", "\0", "\0 "),
+        ("printf 'prompt> '; sleep 0.7; printf done", "prompt> ", "prompt> done"),
+        ("printf x; sleep 0.7; printf '\\r'; printf y", "x", "x\ry"),
+        ("printf '\\0'; sleep 0.7; printf ' '", "\0", "\0 "),
     ],
 )
 def test_b040_output_comes_at_once_without_a_line_end(

@@ -23,9 +23,9 @@ from tests.service import eventually
 
 MIB = 1024**2
 NUMBERS = "".join(f"{number}\n" for number in range(1, 200_001))
-PROXY_IDLE_SECONDS = 20.0
-"""Of nginx' 60 s a third; the service's heartbeat comes each 15 s, which is half of the 30 s that the case allows."""
-QUIET_SECONDS = 32
+PROXY_IDLE_SECONDS = 18.0
+"""In place of nginx' 60 s; the service's heartbeat comes each 15 s, which is half of the 30 s that the case allows."""
+QUIET_SECONDS = 22
 
 
 def address(box: Box) -> tuple[str, int]:
