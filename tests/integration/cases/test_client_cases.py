@@ -61,6 +61,9 @@ def test_b141_every_failure_has_a_type_under_one_base(own_service: Callable[...,
             assert error.request_id and error.status
         lost.detach()
         service.kill()
+        assert eventually(lambda: not service.service_processes(), 10)
+        with pytest.raises(sandman.TransportError):
+            client.stats()  # perhaps on a connection that was open before
         with pytest.raises(sandman.ConnectError) as down:
             client.stats()
         assert down.value.retryable and down.value.cause == "infra"

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -261,8 +261,9 @@ def test_b065_lengths_are_exact_or_nothing_is_stored(
     ):
         began = time.monotonic()
         with upload(session_service, box.path, f"/srv/b065/{name}", head) as connection:
-            connection.sendall(body)
-            connection.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # it may have been refused and closed already
+                connection.sendall(body)
+                connection.shutdown(socket.SHUT_WR)
             status = answer_of(connection)
         assert status in statuses, (name, status)
         assert time.monotonic() - began < 5 * SLOW
@@ -378,8 +379,8 @@ def test_b069_the_rights_are_those_of_the_command_user(own_box: Callable[..., Bo
         "/srv/closed/x",
         "/proc/1/mem",
         "/sys/fs/cgroup/memory/x",
-        "/etc/shadow",
         "/etc/passwd/x",
+        "/srv/locked",
     ):
         command = box.run(["sh", "-c", 'printf x >> "$0"', path])
         answer = files("PUT", path, b"x", append="true")
