@@ -7,11 +7,14 @@ key file in the default data folder. The key is read here once and is never put 
 from __future__ import annotations
 
 import os
+import re
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import httpx
 
 from sandman.errors import ConfigError
 from sandman.retry import RetryPolicy
@@ -104,7 +107,7 @@ def resolve(
     env = os.environ if environ is None else environ
     return Settings(
         url=check_url(url or env.get("SANDMAN_URL") or DEFAULT_URL),
-        api_key=api_key or find_key(env),
+        api_key=check_key(api_key or find_key(env)),
         timeouts=timeouts or Timeouts(),
         limits=limits or Limits.for_this_process(),
         retry=retry or RetryPolicy(),
@@ -116,14 +119,32 @@ def check_url(url: str) -> str:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"not a URL: {url!r} ({error})") from error
+        raise ConfigError(f"not a URL: {without_secrets(url)!r} ({error})") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise ConfigError(f"the service's URL must be http://HOST[:PORT] or https://…, not {url!r}")
-    if parts.query or parts.fragment or parts.username:
+        raise ConfigError(
+            f"the service's URL must be http://HOST[:PORT] or https://…, not {without_secrets(url)!r}"
+        )
+    if parts.query or parts.fragment or "@" in parts.netloc:
         raise ConfigError(
             "the service's URL takes no query, fragment or user: give the key by SANDMAN_API_KEY"
         )
+    try:
+        httpx.URL(url)
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ConfigError(f"not a URL: {without_secrets(url)!r} ({error})") from error
     return url.rstrip("/")
+
+
+def without_secrets(url: str) -> str:
+    """A URL as it may be shown: what stands before an @, or behind a ?, may be a password."""
+    return re.sub(r"//[^/]*@|^[^/]*@", "//…@", url).partition("?")[0]
+
+
+def check_key(key: str) -> str:
+    """It goes into a header: anything but visible ASCII cannot be a key, and would fail there with the key in the message."""
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError("the API key holds characters that no key has: was it copied whole?")
+    return key
 
 
 def default_data_dir(env: Mapping[str, str]) -> Path:

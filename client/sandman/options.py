@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import uuid
@@ -67,7 +68,11 @@ class StartOptions(TypedDict, total=False):
     id: str
     """The exec's id, chosen here; the same id again attaches to the same command."""
     max_output_bytes: int
-    """Per stream, kept for the result: the first and the last half of it. Live events carry everything."""
+    """Per stream, kept for the result: the first and the last half of it, in the foreground, in the background and in a
+    session alike (default 8 MiB). Memory of this process is its only bound: the 64 MiB of the HTTP API's whole answers (and of
+    `exec_info`) do not apply, for output comes as a stream. What a background command wrote while nobody read, or any command
+    while the connection was down for long, is only there as far as the sandbox's spool keeps it (64 MiB a stream, or a sixteenth
+    of its disk); the rest is a Gap and counts as truncated. Live events carry everything."""
 
 
 class ExecOptions(StartOptions, total=False):
@@ -83,6 +88,44 @@ class ExecOptions(StartOptions, total=False):
     """True: raise CommandFailed unless the exit code is 0 in time."""
 
 
+# What people write who know the HTTP API, the command line, or another library.
+OTHER_NAMES = {
+    "timeout_seconds": "timeout",
+    "grace_seconds": "grace",
+    "workdir": "cwd",
+    "cwd": "workdir",
+    "network": "policy={'network': …}",
+    "pids": "policy={'pids': …}",
+    "lease": "lease_seconds",
+    "lifetime": "lifetime_seconds",
+    "timeout": "wait",
+    "cpus": "cpu",
+    "input": "stdin",
+    "tty": "pty",
+}
+
+
+def refuse_unknown(call: str, options: Mapping[str, Any], known: Any, *more: str) -> None:
+    """TypeError for a keyword that `call` does not have, naming the one that was meant: `**options` alone would swallow it,
+    and with it a time-out or a limit that somebody relies on. `more` are the call's own keywords beside those of `known`."""
+    names = sorted({*known.__optional_keys__, *more})
+    for name in options:
+        if name in names:
+            continue
+        meant = OTHER_NAMES.get(name, "")
+        if meant.partition("=")[0] not in names:
+            meant = next(iter(difflib.get_close_matches(name, names, n=1)), "")
+        hint = f"did you mean {meant!r}?" if meant else f"it takes {', '.join(names)}"
+        raise TypeError(f"{call}() got an unexpected keyword {name!r}; {hint}")
+
+
+def refuse_content_as_stdin(call: str, stdin: object) -> None:
+    if not isinstance(stdin, bool):
+        raise TypeError(
+            f"stdin of {call}() is True or False, not {type(stdin).__name__}: write() to what it returns, or use exec()"
+        )
+
+
 def exec_id() -> str:
     return f"ex-{uuid.uuid4().hex}"
 
@@ -92,8 +135,15 @@ def start_body(command: Command, options: Mapping[str, Any]) -> dict[str, Any]:
     body: dict[str, Any] = {}
     if isinstance(command, str):
         body["command"] = command
-    elif isinstance(command, bytes) or not all(isinstance(part, str) for part in command):
-        raise TypeError("a command is a str (for the shell) or a sequence of str (an argument vector)")
+    elif (
+        isinstance(command, bytes | bytearray | memoryview)
+        or not isinstance(command, Sequence)
+        or not all(isinstance(part, str) for part in command)
+    ):
+        raise TypeError(
+            "a command is a str (for the shell) or a list or tuple of str (an argument vector), "
+            f"not {type(command).__name__ if not isinstance(command, Sequence) else repr(command)[:80]}"
+        )
     else:
         body["argv"] = list(command)
     for name in ("cwd", "user", "session", "shell", "merge_stderr", "max_output_bytes"):
@@ -106,6 +156,12 @@ def start_body(command: Command, options: Mapping[str, Any]) -> dict[str, Any]:
     if options.get("grace") is not None:
         body["grace_seconds"] = options["grace"]
     body["id"] = options.get("id") or exec_id()
+    limit = body.get("max_output_bytes", 0)
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+        raise ValidationError(
+            f"max_output_bytes must be a whole number of 0 or more, not {limit!r}",
+            members={"field": "max_output_bytes"},
+        )
     check_values(body)
     return body
 
@@ -154,8 +210,13 @@ def parse_size(value: int | str) -> int:
     """Bytes from a number or from text: "512MiB" and "512Mi" are binary, "512MB" and "512M" decimal."""
     if isinstance(value, int):
         return value
+    if not isinstance(value, str):
+        raise TypeError(f"a size is an int (bytes) or a str such as '512MiB', not {type(value).__name__}")
     found = _SIZE.match(value)
     if found is None:
         raise ValueError(f"not a size: {value!r} (try 512MiB)")
     base = 1024 if found[3] else 1000
-    return int(float(found[1]) * base ** " kmgt".index(found[2].lower() or " "))
+    try:
+        return int(float(found[1]) * base ** " kmgt".index(found[2].lower() or " "))
+    except OverflowError:
+        raise ValueError(f"not a size: {value[:20]!r}… is more than any machine has") from None

@@ -89,7 +89,10 @@ def error_from_problem(
     cause = problem.get("cause")
     retryable = problem.get("retryable")
     field = members.get("field")
-    message = f"{title}: {detail}" if detail and detail != title else title
+    message = f"{title}: {detail}" if detail and detail.lower() != title.lower() else title
+    path = members.get("path")
+    if issubclass(kind, errors.FileError) and isinstance(path, str) and path and path not in message:
+        message += f": {path!r}"
     if isinstance(field, str) and field and field not in message:
         message += f" (field {field})"
     return kind(

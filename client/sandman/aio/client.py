@@ -14,12 +14,11 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
-from urllib.parse import quote as percent
 
 import msgspec
 
 from sandman.aio import creating
-from sandman.aio.http import Answer, Http
+from sandman.aio.http import Answer, Http, segment
 from sandman.aio.lease import LeaseKeeper
 from sandman.aio.link import Link
 from sandman.aio.opening import Opening
@@ -29,7 +28,7 @@ from sandman.aio.slots import Slots
 from sandman.config import Limits, Settings, Timeouts, resolve
 from sandman.errors import ClosedError, ForkError, LoopError
 from sandman.models import RunInfo, SandboxInfo
-from sandman.options import CreateOptions
+from sandman.options import CreateOptions, refuse_unknown
 from sandman.retry import RetryPolicy
 from sandman.version import __version__
 
@@ -86,6 +85,7 @@ class AsyncClient:
         it leaves nothing. Raises ValidationError, QuotaExceeded, SandboxFailed (with a reason and whose fault it is),
         CreateTimeout after `wait` seconds (the sandbox is deleted then), TransportError.
         """
+        refuse_unknown("create", options, CreateOptions, "image", "run", "wait")
         self._check_usable()
         return Opening(lambda: creating.create(self, image, run, wait, options))
 
@@ -117,7 +117,7 @@ class AsyncClient:
 
     async def attach_run(self, run_id: str) -> AsyncRun:
         """Hold a run that was made elsewhere: from now on it is renewed here too. Raises NotFound, Gone."""
-        return self._held_run(await self._ask(RunInfo, "POST", f"/v1/runs/{run_id}/renew", json={}))
+        return self._held_run(await self._ask(RunInfo, "POST", f"/v1/runs/{segment(run_id)}/renew", json={}))
 
     def _held_run(self, info: RunInfo) -> AsyncRun:
         run = AsyncRun(self, info)
@@ -126,9 +126,7 @@ class AsyncClient:
 
     async def sandbox(self, sandbox_id: str) -> AsyncSandbox:
         """A sandbox that exists, by its id: not held, renewed or deleted by this object. Raises NotFound."""
-        return self._unheld(
-            await self._ask(SandboxInfo, "GET", f"/v1/sandboxes/{percent(sandbox_id, safe='')}")
-        )
+        return self._unheld(await self._ask(SandboxInfo, "GET", f"/v1/sandboxes/{segment(sandbox_id)}"))
 
     async def sandboxes(
         self,

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
-from urllib.parse import quote as percent
 
 import msgspec
 
 from sandman.aio.collecting import describe, feed, follow
 from sandman.aio.execution import AsyncExec
+from sandman.aio.http import segment
 from sandman.aio.link import Link
 from sandman.channel import Channel
 from sandman.errors import CommandFailed
 from sandman.models import ExecRecord, ExecResult
-from sandman.options import DEFAULT_MAX_OUTPUT_BYTES, Command, ExecOptions, StartOptions, start_body
+from sandman.options import (
+    DEFAULT_MAX_OUTPUT_BYTES,
+    Command,
+    ExecOptions,
+    StartOptions,
+    refuse_content_as_stdin,
+    refuse_unknown,
+    start_body,
+)
 from sandman.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -62,6 +70,7 @@ class Commands:
         callback), it kills the command with its whole tree. Raises ExecStartError, SandboxLost, ConnectionLost, … and
         CommandFailed with check=True.
         """
+        refuse_unknown("exec", options, ExecOptions, "encoding")
         stdin = options.get("stdin")
         handle: AsyncExec[Any] = self._make(command, encoding, options, stdin=stdin is not None, owned=True)
         feeding: asyncio.Task[None] | None = None
@@ -115,6 +124,8 @@ class Commands:
         outlive the caller: it never waits for a reader of its output, of which the spool then keeps a bounded part.
         Cancelled, it kills what it started. Raises ExecStartError.
         """
+        refuse_unknown("start", options, StartOptions, "encoding", "stdin", "pty", "background")
+        refuse_content_as_stdin("start", stdin)
         handle: AsyncExec[Any] = self._make(
             command,
             encoding,
@@ -149,6 +160,8 @@ class Commands:
         **options: Unpack[StartOptions],
     ) -> AsyncExec[Any]:
         """A command as an async iterator of events, begun by the first read. Leaving or dropping it kills the command."""
+        refuse_unknown("stream", options, StartOptions, "encoding", "stdin")
+        refuse_content_as_stdin("stream", stdin)
         return self._make(command, encoding, options, stdin=stdin, owned=True)
 
     @overload
@@ -222,7 +235,7 @@ class Commands:
         return await self._ask(
             ExecRecord,
             "GET",
-            f"{self._prefix}/execs/{percent(exec_id, safe='')}",
+            f"{self._prefix}/execs/{segment(exec_id)}",
             params=params,
             wait_seconds=wait,
             lane="waits",
@@ -233,7 +246,7 @@ class Commands:
         answer = await self._ask(
             Signalled,
             "POST",
-            f"{self._prefix}/execs/{percent(exec_id, safe='')}/signal",
+            f"{self._prefix}/execs/{segment(exec_id)}/signal",
             json={"signal": name, "scope": scope},
         )
         return bool(answer.signalled)
@@ -277,7 +290,7 @@ class Commands:
     async def _kill_by_http(self, exec_id: str) -> None:
         await self.client._http.call(
             "POST",
-            f"{self._prefix}/execs/{percent(exec_id, safe='')}/signal",
+            f"{self._prefix}/execs/{segment(exec_id)}/signal",
             json={"signal": "KILL", "scope": "tree"},
             retry=RetryPolicy(total_seconds=KILL_SECONDS),
             repeatable=True,

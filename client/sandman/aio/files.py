@@ -30,7 +30,7 @@ from sandman.aio.transfer import (
     temporary_beside,
     unpack_from,
 )
-from sandman.errors import BadAnswer, FileError, FileMissing, ProblemError, SandmanError
+from sandman.errors import BadAnswer, FileError, FileMissing, ProblemError, SandmanError, ValidationError
 from sandman.models import FileInfo
 from sandman.options import Source
 from sandman.tarball import LinkPolicy, Unpacked
@@ -308,5 +308,9 @@ def named(member: str, path: str) -> dict[str, str]:
     try:
         path.encode()
     except UnicodeEncodeError:
-        return {f"{member}_b64": base64.b64encode(path.encode("utf-8", "surrogateescape")).decode()}
+        try:
+            raw = path.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise ValidationError(f"{path!r} holds half a surrogate pair, which is no text") from error
+        return {f"{member}_b64": base64.b64encode(raw).decode()}
     return {member: path}

@@ -21,13 +21,16 @@ from sandman import problem
 from sandman.config import Settings
 from sandman.errors import (
     BadAnswer,
+    ClosedError,
     ConnectError,
     ConnectionLost,
     ProblemError,
     RequestTimeout,
     SandmanError,
     TransportError,
+    ValidationError,
 )
+from sandman.options import check_values
 from sandman.retry import Backoff, RetryPolicy
 
 T = TypeVar("T")
@@ -82,6 +85,10 @@ class Http:
     def lane_is_full(self, lane: Lane) -> bool:
         return self._lanes[lane].locked()
 
+    @property
+    def closed(self) -> bool:
+        return self._client.is_closed
+
     async def close(self) -> None:
         await self._client.aclose()
 
@@ -108,6 +115,8 @@ class Http:
         """
         if repeatable is None:
             repeatable = method in ("GET", "HEAD", "PUT", "DELETE")
+        if isinstance(json, Mapping):
+            check_values(json)
         body = None if json is None else msgspec.json.encode(json)
         sent = dict(headers or {})
         if body is not None:
@@ -144,7 +153,7 @@ class Http:
         headers: Mapping[str, str],
         wait_seconds: float,
     ) -> Answer:
-        with translated(method, path):
+        with translated(method, path, self):
             response = await self._client.request(
                 method,
                 target(path, params),
@@ -187,7 +196,7 @@ class Http:
                 await response.aclose()
 
     async def _open(self, request: httpx.Request) -> httpx.Response:
-        with translated(request.method, request.url.path):
+        with translated(request.method, request.url.path, self):
             response = await self._client.send(request, stream=True)
             if response.status_code < 300:
                 return response
@@ -199,7 +208,7 @@ class Http:
 
     async def chunks(self, response: httpx.Response) -> AsyncIterator[bytes]:
         """The body as it comes, undecoded. Raises ConnectionLost when it ends before its announced end."""
-        with translated("GET", response.request.url.path):
+        with translated("GET", response.request.url.path, self):
             async for chunk in response.aiter_raw():
                 yield chunk
 
@@ -213,7 +222,7 @@ class Http:
     ) -> Answer:
         """A streamed PUT, one try: the caller knows whether its source can be read again."""
         async with self._lanes["transfers"]:
-            with translated("PUT", path):
+            with translated("PUT", path, self):
                 response = await self._client.request(
                     "PUT",
                     target(path, params),
@@ -238,27 +247,47 @@ class Http:
 def target(path: str, params: Params | None) -> str:
     if not params:
         return path
-    return (
-        f"{path}?{urlencode(params, quote_via=percent, safe='', encoding='utf-8', errors='surrogateescape')}"
-    )
+    try:
+        return f"{path}?{urlencode(params, quote_via=percent, safe='', encoding='utf-8', errors='surrogateescape')}"
+    except UnicodeEncodeError as error:
+        raise ValidationError(f"{error.object!r} holds half a surrogate pair, which is no text") from error
+
+
+def segment(name: str) -> str:
+    """A name as one part of a path. Empty or made of dots it would be another address, and get another thing's answer."""
+    if not isinstance(name, str):
+        raise TypeError(f"an id is a str, not {type(name).__name__}")
+    try:
+        quoted = percent(name, safe="", errors="surrogateescape")
+    except UnicodeEncodeError:
+        quoted = ""
+    if not quoted.strip("."):
+        raise ValidationError(f"{name!r} is no id")
+    return quoted
 
 
 class translated:  # noqa: N801 - reads as a clause: `with translated(...)`
     """The one border where httpx's exceptions become ours."""
 
-    def __init__(self, method: str, path: str) -> None:
+    def __init__(self, method: str, path: str, http: Http) -> None:
         self._what = f"{method} {path}"
+        self._http = http
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, httpx.TransportError | httpx.InvalidURL | httpx.DecodingError):
-            raise translate(self._what, error) from error
+            raise translate(self._what, self._http.settings.url, error) from error
+        if isinstance(error, RuntimeError) and self._http.closed:
+            # httpx has no type of its own for it.
+            raise ClosedError(f"{self._what}: the client was closed meanwhile") from error
 
 
-def translate(what: str, error: Exception) -> SandmanError:
+def translate(what: str, url: str, error: Exception) -> SandmanError:
+    """`url` is the service's, which holds no secret (see `config.check_url`)."""
     text = str(error) or type(error).__name__
+    what = f"{url}: {what}"
     if isinstance(error, httpx.ConnectTimeout):
         return ConnectError(f"{what}: no connection in time ({text})")
     if isinstance(error, httpx.TimeoutException):

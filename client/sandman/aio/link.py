@@ -177,6 +177,7 @@ class Link:
         """Connect, serve, and remake what breaks, holding one slot, until no exec is open and the connection has gone."""
         policy = self._settings.retry
         backoff = policy.start()
+        stood = False
         while self._mux.busy and not self._closed:
             try:
                 socket = await self._connect()
@@ -184,10 +185,16 @@ class Link:
                 if not error.retryable:
                     raise await self._explained(error)  # noqa: B904 - it carries its own cause
                 delay = backoff.next_delay(error.retry_after if isinstance(error, ProblemError) else None)
+                if delay is None and stood:
+                    # Not a ConnectError, which says that nothing was begun: the commands may be running on.
+                    raise ConnectionLost(
+                        f"the exec connection broke and could not be resumed: {error}"
+                    ) from error
                 if delay is None:
                     raise error
                 await asyncio.sleep(delay)
                 continue
+            stood = True
             if await self._serve(socket):
                 # It was of use: the time to resume counts from now on.
                 backoff = replace(policy, total_seconds=self._settings.timeouts.resume).start()
@@ -224,7 +231,8 @@ class Link:
         except (OSError, WebSocketException, TimeoutError, EOFError) as error:
             lasting = caused_by(error, ssl.SSLError)
             raise out_of_files(error) or ConnectError(
-                f"cannot open the exec connection ({error or type(error).__name__})", retryable=not lasting
+                f"{self._settings.url}: cannot open the exec connection ({error or type(error).__name__})",
+                retryable=not lasting,
             ) from error
 
     async def _serve(self, socket: ClientConnection) -> bool:

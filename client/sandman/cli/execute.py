@@ -13,7 +13,7 @@ import msgspec
 from sandman.aio.client import AsyncClient
 from sandman.aio.sandbox import AsyncSandbox
 from sandman.cli import create_options
-from sandman.cli.create_options import pair
+from sandman.cli.create_options import amount, pair
 from sandman.cli.session import Session
 
 TAKE_COMMANDS = ("exec", "run")
@@ -27,7 +27,7 @@ def add_commands(commands: Any, with_words: bool) -> None:
     create_options.add(create)
     create.add_argument(
         "--lease",
-        type=float,
+        type=amount,
         default=LEASE_OF_CREATE_SECONDS,
         metavar="SECONDS",
         help="how long it lives (3600)",
@@ -56,7 +56,9 @@ def add_exec_options(parser: argparse.ArgumentParser, with_words: bool) -> None:
     parser.add_argument("-u", "--user")
     parser.add_argument("--session", metavar="NAME", help="run it in a shell that keeps its state")
     parser.add_argument("--shell")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="of the command; then exit code 124")
+    parser.add_argument(
+        "--timeout", type=amount, metavar="SECONDS", help="of the command; then exit code 124"
+    )
     parser.add_argument("-d", "--detach", action="store_true", help="only start it, and print its exec id")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object when it has ended, output included"

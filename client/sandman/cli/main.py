@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from sandman.aio.client import AsyncClient
 from sandman.cli import copying, execute, service, show
-from sandman.errors import ConfigError, ExecStartError, SandmanError
+from sandman.errors import ConfigError, ConnectError, ExecStartError, SandmanError
 from sandman.retry import RetryPolicy
 from sandman.version import __version__
 
@@ -27,7 +27,9 @@ Action = Callable[[AsyncClient, argparse.Namespace], Awaitable[int]]
 DESCRIPTION = "Sandboxes for agentic reinforcement learning."
 EPILOG = """\
 The service is found by --url or SANDMAN_URL (default http://127.0.0.1:8700), its key by SANDMAN_API_KEY or
-SANDMAN_API_KEY_FILE (default: the one that `sandman up` made).
+SANDMAN_API_KEY_FILE (default: the one that `sandman up` made, api-key in the data folder). The data folder, which `keys`
+changes too, is --data-dir of `up` and `keys`, else SANDMAN_DATA_DIR, else /var/lib/sandman for root and
+~/.local/share/sandman for others.
 
 exit codes: the command's own for exec and run (128+n after signal n, 124 out of time); 125 Sandman failed,
 126/127 the command cannot be run/found; 2 usage; 130 Ctrl-C; 1 anything else
@@ -67,6 +69,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         options.words = list(words[cut + 1 :])
     else:
         options = build_parser().parse_args(words)
+    if options.command in service.MODULES:
+        print(f"sandman: {options.command} comes first, its own options behind it", file=sys.stderr)
+        raise SystemExit(2)
     if options.command in execute.TAKE_COMMANDS:
         execute.command_of(options)
     return options
@@ -83,6 +88,11 @@ def complain(error: SandmanError) -> None:
     print(f"sandman: {error}", file=sys.stderr)
     if isinstance(error, ConfigError):
         print("sandman: is the service set up? `sandman up` starts one here.", file=sys.stderr)
+    if isinstance(error, ConnectError):
+        print(
+            "sandman: is the service running there? `sandman up` starts one on this machine; --url or SANDMAN_URL names another.",
+            file=sys.stderr,
+        )
     if error.request_id:
         print(f"sandman: request {error.request_id}", file=sys.stderr)
 

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from sandman.aio.client import AsyncClient
-from sandman.cli.create_options import pair
-from sandman.errors import AuthError, SandmanError
+from sandman.aio.http import segment
+from sandman.cli.create_options import amount, pair
+from sandman.errors import AuthError, ConnectError, FileError, SandmanError
 from sandman.models import FileInfo, SandboxInfo
 
 DELETES_AT_ONCE = 16
@@ -38,7 +39,7 @@ def add_commands(commands: Any) -> None:
 
     renew = commands.add_parser("renew", help="renew a sandbox's lease")
     renew.add_argument("sandbox")
-    renew.add_argument("--lease", type=float, metavar="SECONDS")
+    renew.add_argument("--lease", type=amount, metavar="SECONDS")
     renew.set_defaults(action=run_renew)
 
     stats = commands.add_parser("stats", help="what is live, queued, in flight and taken back")
@@ -81,8 +82,10 @@ async def run_rm(client: AsyncClient, options: argparse.Namespace) -> int:
         async with gate:
             try:
                 await remove_one(client, name, options.recursive)
+            except ConnectError:
+                raise  # of all of them, and said once
             except SandmanError as error:
-                print(f"sandman: {name}: {error}", file=sys.stderr)
+                print(f"sandman: {name}: {error}{what_helps(error, options.recursive)}", file=sys.stderr)
                 return False
             return True
 
@@ -96,7 +99,12 @@ async def remove_one(client: AsyncClient, name: str, recursive: bool) -> None:
         await (await client.sandbox(sandbox_id)).files.remove(path, recursive=recursive)
     else:
         kind = "runs" if name.startswith("run-") else "sandboxes"
-        await client._call("DELETE", f"/v1/{kind}/{name}")
+        await client._call("DELETE", f"/v1/{kind}/{segment(name)}")
+
+
+def what_helps(error: SandmanError, recursive: bool) -> str:
+    folder = isinstance(error, FileError) and error.errno in ("EISDIR", "ENOTEMPTY")
+    return " (it is a folder: -r removes it with what is in it)" if folder and not recursive else ""
 
 
 async def run_renew(client: AsyncClient, options: argparse.Namespace) -> int:

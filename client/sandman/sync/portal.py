@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar, cast
 
-from sandman.errors import ForkError, LoopError
+from sandman.errors import ClosedError, ForkError, LoopError
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ class Call:
         try:
             return task.result()
         except asyncio.CancelledError:
-            raise InterruptedError("the call was cancelled because the client is being closed") from None
+            raise ClosedError("the call was cancelled because the client is being closed") from None
         finally:
             # An exception's traceback refers to this frame, and the frame to the task: without this, a cycle a call.
             del task
