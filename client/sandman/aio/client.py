@@ -173,18 +173,18 @@ class AsyncClient:
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True
-        # Half the time for what was begun (deletes of cancelled creates), half for the goodbyes.
-        half = self.settings.timeouts.close / 2
+        # A third of the time each for what was begun (deletes of cancelled creates), the goodbyes, and the pool.
+        third = self.settings.timeouts.close / 3
         tasks = self._tasks - {asyncio.current_task()}  # `async with` runs even this method as one of them
         if tasks:
-            await asyncio.wait(tasks, timeout=half)
+            await asyncio.wait(tasks, timeout=third)
         closing = [asyncio.ensure_future(link.close()) for link in self._links]
         closing += [asyncio.ensure_future(self._leases.close())]
-        _, late = await asyncio.wait(closing, timeout=half)
+        _, late = await asyncio.wait(closing, timeout=third)
         for task in (*late, *tasks):
             task.cancel()
         with suppress(TimeoutError):
-            async with asyncio.timeout(half):
+            async with asyncio.timeout(third):
                 await self._http.close()
 
     async def __aenter__(self) -> Self:

@@ -278,11 +278,11 @@ class Commands:
         )
 
     def _kill_now(self, channel: Channel) -> None:
-        """Kill a command without waiting: by the connection if it stands, else by HTTP in the background."""
+        """Kill a command without waiting: by the connection, and by HTTP in the background when that may be dead."""
         if channel.over:
             self._link.detach(channel)
             return
-        told = self._link.signal(channel, "KILL", "tree")
+        told = self._link.signal(channel, "KILL", "tree") and self._link.heard_lately
         self._link.detach(channel)
         if not told and not self._closed:
             self.client._in_background(self._kill_by_http(channel.exec_id))

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -22,12 +23,11 @@ from sandman.aio.transfer import (
     LocalFile,
     Packed,
     Progress,
+    Temporary,
     ThreadPipe,
     chunks_of,
     counted,
     declared_length,
-    finish_file,
-    temporary_beside,
     unpack_from,
 )
 from sandman.errors import BadAnswer, FileError, FileMissing, ProblemError, SandmanError, ValidationError
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 LocalPath = str | os.PathLike[str]
 FileInfos = list[FileInfo]
+
+DISCARD_SECONDS = 1.0
+"""How long a download that broke off waits for its own remains to be removed; a dead mount must not hold up a cancellation."""
 
 
 class FileList(msgspec.Struct):
@@ -156,15 +159,17 @@ class AsyncFiles:
     ) -> Unpacked:
         received = 0
         with Offload("sandman-download") as offload:
-            target = cast(Any, await offload.run(temporary_beside, local))
+            target = Temporary(local)
             try:
+                await offload.run(target.make)
                 async for chunk in self.read_chunks(path, progress=progress):
                     await offload.run(target.write, chunk)
                     received += len(chunk)
-                await offload.run(finish_file, target, local, info)
+                await offload.run(target.finish, info)
             except BaseException:
-                target.close()
-                Path(target.name).unlink(missing_ok=True)
+                with suppress(OSError):  # the time-out is one
+                    async with asyncio.timeout(DISCARD_SECONDS):
+                        await offload.run(target.discard)
                 raise
         return Unpacked(files=1, bytes=received)
 

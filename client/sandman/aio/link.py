@@ -31,6 +31,8 @@ CLOSE_HANDSHAKE_SECONDS = 0.5
 RECEIVE_QUEUE = 32
 """Messages that websockets reads ahead of us (about 2 MiB of output), over all execs of a sandbox."""
 
+HEARTBEAT_SECONDS = 20.0
+"""The service sends one each 15 s."""
 USEFUL_SECONDS = 1.0
 """A connection that stood this long was no mere flicker, even when the commands had nothing to say."""
 
@@ -59,6 +61,13 @@ class Link:
     def active(self) -> bool:
         """It has, or is making, a connection."""
         return self._runner is not None
+
+    @property
+    def heard_lately(self) -> bool:
+        """What is sent now can be trusted to arrive: no heartbeat is missing, as on a connection whose peer has vanished."""
+        return (
+            self._socket is not None and asyncio.get_running_loop().time() - self._heard < HEARTBEAT_SECONDS
+        )
 
     # For the execs
 

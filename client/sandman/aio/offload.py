@@ -35,6 +35,13 @@ class Offload:
         self._jobs.put((loop, outcome, function, arguments))
         return await outcome
 
+    def afterwards(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Run it behind all that was begun, without waiting. Whatever a cancelled job may still be using is given back so: a
+        file that is closed under a read or write in the thread may by then be another file's or socket's descriptor."""
+        if self._thread is not None:
+            loop = asyncio.get_running_loop()
+            self._jobs.put((loop, loop.create_future(), function, arguments))
+
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             loop, outcome, function, arguments = job

@@ -61,7 +61,7 @@ async def file_chunks(path: Path) -> AsyncIterator[bytes]:
             while chunk := await offload.run(file.read, CHUNK):
                 yield chunk
         finally:
-            file.close()
+            offload.afterwards(file.close)
 
 
 def open_for_reading(path: Path) -> BinaryIO:

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from sandman import tarball
 from sandman.aio import source as sources
@@ -68,20 +68,41 @@ def declared_length(headers: Mapping[str, str]) -> int | None:
     return int(value) if value.isdigit() else None
 
 
-def temporary_beside(local: Path) -> Any:
-    """A new file in the target's folder; a rename within a folder is what replaces the target in one step."""
-    if local.is_dir():
-        raise IsADirectoryError(f"{local} is a folder; name the file in it")
-    return tempfile.NamedTemporaryFile(
-        dir=local.parent, prefix=f".{local.name[:100]}.", delete=False, buffering=0
-    )
+class Temporary:
+    """A new file in the target's folder; a rename within a folder is what replaces the target in one step.
 
+    All methods are for the one thread of an `Offload`, in which they follow each other: a discard that comes while the file is
+    still being made or written waits for that, and then leaves nothing.
+    """
 
-def finish_file(target: BinaryIO, local: Path, info: FileInfo) -> None:
-    if info.mode is not None:
-        os.fchmod(target.fileno(), int(info.mode, 8) & 0o777)
-    target.close()
-    Path(target.name).replace(local)
+    def __init__(self, local: Path) -> None:
+        self._local = local
+        self._file: Any = None
+
+    def make(self) -> None:
+        if self._local.is_dir():
+            raise IsADirectoryError(f"{self._local} is a folder; name the file in it")
+        self._file = tempfile.NamedTemporaryFile(  # noqa: SIM115 - closed by finish or discard
+            dir=self._local.parent, prefix=f".{self._local.name[:100]}.", delete=False, buffering=0
+        )
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+
+    def finish(self, info: FileInfo) -> None:
+        if info.mode is not None:
+            os.fchmod(self._file.fileno(), int(info.mode, 8) & 0o777)
+        self._file.close()
+        Path(self._file.name).replace(self._local)
+        self._file = None
+
+    def discard(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            Path(self._file.name).unlink(missing_ok=True)
+            self._file = None
 
 
 class ThreadPipe:
