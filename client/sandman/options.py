@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import re
 import uuid
@@ -117,6 +118,23 @@ def refuse_unknown(call: str, options: Mapping[str, Any], known: Any, *more: str
             meant = next(iter(difflib.get_close_matches(name, names, n=1)), "")
         hint = f"did you mean {meant!r}?" if meant else f"it takes {', '.join(names)}"
         raise TypeError(f"{call}() got an unexpected keyword {name!r}; {hint}")
+
+
+CALLBACKS = ("on_stdout", "on_stderr", "on_gap")
+
+
+def check_callbacks(options: Mapping[str, Any], *, blocking: bool = False) -> None:
+    """Before the command runs: at its first output it would be killed for it, or, in the blocking client, nobody would await."""
+    for name in CALLBACKS:
+        callback = options.get(name)
+        if callback is None:
+            continue
+        if not callable(callback):
+            raise TypeError(
+                f"{name} is to be called with each piece, and a {type(callback).__name__} cannot be"
+            )
+        if blocking and inspect.iscoroutinefunction(callback):
+            raise TypeError(f"{name} is a coroutine function, which only AsyncSandbox.exec awaits")
 
 
 def refuse_content_as_stdin(call: str, stdin: object) -> None:

@@ -19,6 +19,7 @@ from sandman.options import (
     Command,
     ExecOptions,
     StartOptions,
+    check_callbacks,
     refuse_content_as_stdin,
     refuse_unknown,
     start_body,
@@ -71,6 +72,7 @@ class Commands:
         CommandFailed with check=True.
         """
         refuse_unknown("exec", options, ExecOptions, "encoding")
+        check_callbacks(options)
         stdin = options.get("stdin")
         handle: AsyncExec[Any] = self._make(command, encoding, options, stdin=stdin is not None, owned=True)
         feeding: asyncio.Task[None] | None = None

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 
 from sandman.aio.sandbox import AsyncSandbox
 from sandman.models import ExecRecord, ExecResult, SandboxInfo
-from sandman.options import DEFAULT_MAX_OUTPUT_BYTES, Command, ExecOptions, StartOptions
+from sandman.options import (
+    CALLBACKS,
+    DEFAULT_MAX_OUTPUT_BYTES,
+    Command,
+    ExecOptions,
+    StartOptions,
+    check_callbacks,
+)
 from sandman.sync.execution import Exec
 from sandman.sync.files import Files
 from sandman.sync.relay import Relay
@@ -20,7 +27,6 @@ if TYPE_CHECKING:
     from sandman.sync.client import Client
 
 T = TypeVar("T")
-CALLBACKS = ("on_stdout", "on_stderr", "on_gap")
 
 
 class Sandbox:
@@ -62,7 +68,8 @@ class Sandbox:
         the command with its whole tree. Raises ExecStartError, SandboxLost, ConnectionLost, … and CommandFailed with
         check=True.
         """
-        if not any(options.get(name) for name in CALLBACKS):
+        check_callbacks(options, blocking=True)
+        if all(options.get(name) is None for name in CALLBACKS):
             return cast(
                 "ExecResult[Any]", self._call(self._inner.exec, command, encoding=encoding, **options)
             )

@@ -68,6 +68,17 @@ async def test_what_is_no_command_is_told_what_is(command: Any) -> None:
             await client.direct().exec(command)
 
 
+def test_a_callback_that_nobody_could_call_or_await_is_refused_before_the_command_runs() -> None:
+    async def awaited(data: str) -> None: ...
+
+    wrong: Any = 5
+    with sandman.Client(NOWHERE, "k") as client:
+        with pytest.raises(TypeError, match="coroutine function"):
+            client.direct().exec("true", on_stdout=awaited)
+        with pytest.raises(TypeError, match="int cannot be"):
+            client.direct().exec("true", on_gap=wrong)
+
+
 async def test_content_given_to_start_is_not_taken_for_true() -> None:
     content: Any = "text"
     async with AsyncClient(NOWHERE, "k") as client:
