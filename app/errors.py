@@ -13,6 +13,7 @@ from litestar.exceptions import HTTPException
 
 from app.answers import request_id_of
 from app.body import AnswerCut, Disconnected
+from app.console.strays import opens_a_page, stray_page
 from app.ledger.errors import (
     Ended,
     IdempotencyConflict,
@@ -90,7 +91,7 @@ def _ledger_problem(error: LedgerError) -> Problem | None:
             return None
 
 
-def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def handle(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     """The framework's exception handler, for everything. A caller that left, or an answer that broke off, is the edge's."""
     if isinstance(error, (Disconnected, AnswerCut)):
         raise error
@@ -107,6 +108,8 @@ def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
             method=view.get("method"),
         )
         problem = Problem("internal")
+    if problem.slug == "not-found" and opens_a_page(request):
+        return stray_page(request)
     return Response(
         problem.encode(request_id),
         status_code=problem.status,

@@ -1,6 +1,6 @@
 """The chart of the last minutes as plain geometry: samples in, SVG path data and a table out.
 
-The picture is stacked (ready, then starting, then queued), so that its outline is everything asked for and not yet gone. A
+The picture is stacked (ready, then starting, creating and queued), so that its outline is everything asked for and not yet gone. A
 stretch without samples stays empty: nothing is drawn that was not observed. Text is left to HTML around the picture, because
 the picture is stretched to its column and would stretch letters with it.
 """
@@ -28,12 +28,12 @@ class Sample:
     at_ms: int
     ready: int
     starting: int
-    """creating and starting together."""
     queued: int
+    creating: int = 0
 
     @property
     def total(self) -> int:
-        return self.ready + self.starting + self.queued
+        return self.ready + self.starting + self.creating + self.queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +101,29 @@ def draw(samples: Sequence[Sample], *, now_ms: int, span_seconds: int, interval_
             points = [(left, upper), (left + LONE_WIDTH, upper), (left + LONE_WIDTH, lower), (left, lower)]
         return _line(points) + "Z"
 
-    ready, starting, queued, outline = "", "", "", ""
+    ready, starting, creating, queued, outline = "", "", "", "", ""
     for piece in pieces:
         floor = [0] * len(piece)
         first = [s.ready for s in piece]
         second = [s.ready + s.starting for s in piece]
-        third = [s.total for s in piece]
+        third = [s.ready + s.starting + s.creating for s in piece]
+        all_of_it = [s.total for s in piece]
         ready += area(piece, floor, first)
         starting += area(piece, first, second)
-        queued += area(piece, second, third)
+        creating += area(piece, second, third)
+        queued += area(piece, third, all_of_it)
         if len(piece) > 1:
             outline += _line([(x(s.at_ms), y(s.total)) for s in piece])
 
     minutes = span_seconds // 60
     thirds = [minutes, minutes * 2 // 3, minutes // 3]
     return Chart(
-        bands=(Band("ready", ready), Band("starting", starting), Band("queued", queued)),
+        bands=(
+            Band("ready", ready),
+            Band("starting", starting),
+            Band("creating", creating),
+            Band("queued", queued),
+        ),
         outline=outline,
         ceiling=ceiling,
         marks=(count(ceiling), count(ceiling // 2), "0"),
@@ -147,8 +154,8 @@ def _summary(seen: Sequence[Sample], minutes: int) -> str:
     last = seen[-1]
     most = max(seen, key=lambda sample: sample.total)
     return (
-        f"Last {minutes} minutes. Now {count(last.ready)} ready, {count(last.starting)} starting, {count(last.queued)} queued. "
-        f"Highest at {clock(most.at_ms)} UTC: {count(most.ready)} ready, {count(most.starting)} starting, "
+        f"Last {minutes} minutes. Now {count(last.ready)} ready, {count(last.starting + last.creating)} starting, {count(last.queued)} queued. "
+        f"Highest at {clock(most.at_ms)} UTC: {count(most.ready)} ready, {count(most.starting + most.creating)} starting, "
         f"{count(most.queued)} queued."
     )
 
@@ -158,6 +165,6 @@ def _rows(seen: Sequence[Sample]) -> tuple[Row, ...]:
     for sample in seen:
         by_minute[sample.at_ms // 60_000] = sample
     return tuple(
-        Row(clock(s.at_ms), iso(s.at_ms), count(s.ready), count(s.starting), count(s.queued))
+        Row(clock(s.at_ms), iso(s.at_ms), count(s.ready), count(s.starting + s.creating), count(s.queued))
         for s in reversed(by_minute.values())
     )

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from app.console.execs import ExecReader
 from app.console.service import STATE_KEY, Console
 from app.console.settings import read_settings
 from app.services import services_in
@@ -23,16 +24,20 @@ if TYPE_CHECKING:
 @asynccontextmanager
 async def console_lifespan(app: Litestar) -> AsyncIterator[None]:
     services = services_in(app.state)
-    async with console_running(app, services.ledger, services.keys):
+    execs = ExecReader(services.gateway.routes, services.gateway.pool)
+    async with console_running(app, services.ledger, services.keys, execs):
         yield
 
 
 @asynccontextmanager
-async def console_running(app: Litestar, ledger: Ledger, keys: KeyRing) -> AsyncIterator[Console]:
+async def console_running(
+    app: Litestar, ledger: Ledger, keys: KeyRing, execs: ExecReader
+) -> AsyncIterator[Console]:
     """For the application's lifespan, inside the ledger's. Does not wait for Redis; raises ConsoleSettingsError."""
     console = Console(
         ledger=ledger,
         keys=keys,
+        execs=execs,
         redis=ledger.connection.client,
         namespace=ledger.settings.redis.namespace,
         settings=read_settings(),

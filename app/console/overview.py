@@ -14,7 +14,17 @@ from urllib.parse import urlencode
 from app.console import wording
 from app.console.chart import HEIGHT, WIDTH, Chart, Sample, draw
 from app.console.settings import ConsoleSettings
-from app.ledger.model import Page, Reason, Reclaim, ReclaimEntry, Record, State, Stats, cause_of
+from app.ledger.model import (
+    Page,
+    Reason,
+    Reclaim,
+    ReclaimEntry,
+    Record,
+    State,
+    Stats,
+    cause_of,
+    is_sandbox_id,
+)
 
 ORDER: Final = (
     State.QUEUED,
@@ -95,6 +105,7 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class SandboxRow:
     id: str
+    href: str
     tenant: str
     run: str
     state: str
@@ -117,6 +128,7 @@ class ReclaimRow:
     at_iso: str
     age: str
     id: str
+    href: str
     tenant: str
     reclaim: str
     state: str
@@ -149,8 +161,9 @@ def sample_of(stats: Stats, at_ms: int) -> Sample:
     return Sample(
         at_ms=at_ms,
         ready=live.get(State.READY, 0),
-        starting=live.get(State.CREATING, 0) + live.get(State.STARTING, 0),
+        starting=live.get(State.STARTING, 0),
         queued=live.get(State.QUEUED, 0),
+        creating=live.get(State.CREATING, 0),
     )
 
 
@@ -243,18 +256,19 @@ def row_of(record: Record, now_ms: int) -> SandboxRow:
     labels = [f"{name}={value}" for name, value in spec.labels.items()]
     return SandboxRow(
         id=wording.plain(record.id),
+        href=sandbox_href(record.id),
         tenant=wording.plain(record.tenant, 40),
         run=wording.plain(record.run, 60) if record.run else "",
         state=record.state.value,
         image=image_name(spec.image),
         labels=tuple(wording.plain(label, 60) for label in labels[:LABELS_SHOWN]),
         more_labels=max(0, len(labels) - LABELS_SHOWN),
-        size=f"{spec.cpu:g} CPU · {_bytes(spec.memory)}",
+        size=f"{spec.cpu:g} CPU · {bytes_of(spec.memory)}",
         created=wording.clock(created_ms),
         created_iso=wording.iso(created_ms),
         age=wording.span((now_ms - created_ms) / 1000),
         to_ready=wording.span((ready_ms - created_ms) / 1000) if ready_ms is not None else "",
-        held=_held(record, now_ms),
+        held=held_of(record, now_ms),
         why=_why(record, now_ms),
         attention=record.state is State.FAILED,
     )
@@ -265,13 +279,18 @@ def page_href(state: State | None, cursor: str | None) -> str:
     return "/?" + urlencode(query) if query else "/"
 
 
+def sandbox_href(sandbox_id: str) -> str:
+    """The page of one sandbox; none of what is not one's id, such as an orphan's name."""
+    return f"/console/sandboxes/{sandbox_id}" if is_sandbox_id(sandbox_id) else ""
+
+
 def image_name(image: str) -> str:
     """The name with at most a dozen digits of its digest: the rest tells a reader nothing and costs a line."""
     name, mark, digest = image.partition("@sha256:")
     return wording.plain(name, 100) + (f"@{wording.plain(digest, 12)}" if mark else "")
 
 
-def _held(record: Record, now_ms: int) -> str:
+def held_of(record: Record, now_ms: int) -> str:
     if not record.live:
         return ""
     if record.lease_expires_ms is None:
@@ -301,6 +320,7 @@ def _reclaim_row(entry: ReclaimEntry, now_ms: int) -> ReclaimRow:
         at_iso=wording.iso(entry.at_ms),
         age=wording.span((now_ms - entry.at_ms) / 1000),
         id=wording.plain(entry.id, 60),
+        href=sandbox_href(entry.id),
         tenant=wording.plain(entry.tenant, 40),
         reclaim=RECLAIM_WORDS[entry.reclaim],
         state=wording.phrase(entry.state),
@@ -312,8 +332,9 @@ def _live(stats: Stats) -> tuple[Live, ...]:
     bands = {
         State.READY: "ready",
         State.STARTING: "starting",
-        State.CREATING: "starting",
+        State.CREATING: "creating",
         State.QUEUED: "queued",
+        State.DELETING: "deleting",
     }
     shown = [State.READY, State.STARTING, State.CREATING, State.QUEUED]
     shown += [state for state in (State.DELETING,) if state in stats.live]
@@ -325,7 +346,8 @@ def _live(stats: Stats) -> tuple[Live, ...]:
 
 def _tabs(stats: Stats, chosen: State | None) -> tuple[Tab, ...]:
     def tab(state: State | None) -> Tab:
-        number = "" if state is None or state not in stats.live else wording.count(stats.live[state])
+        known = {**stats.live, **stats.ended}
+        number = "" if state is None or state not in known else wording.count(known[state])
         return Tab(
             state=state.value if state else "all",
             label=state.value.capitalize() if state else "All",
@@ -354,7 +376,7 @@ def _cause(word: str) -> str:
         return ""
 
 
-def _bytes(size: int) -> str:
+def bytes_of(size: int) -> str:
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"

@@ -13,13 +13,13 @@ import structlog
 from litestar import MediaType, Request, Response, Router, get, post
 from litestar.datastructures import Cookie
 from litestar.exceptions import HTTPException
-from litestar.params import Parameter
+from litestar.params import FromPath, Parameter
 from markupsafe import Markup
 from redis.exceptions import RedisError
 
 from app.console.origin import local_path, public_scheme, split_host
 from app.console.pages import FRAGMENT_HEADERS
-from app.console.service import Console, View, console_in
+from app.console.service import Console, NoSuchSandbox, Subject, View, console_in
 from app.console.sessions import ID_CHARACTERS, Session, new_token
 from app.console.shield import ConsoleShield
 from app.ledger.errors import LedgerError, LedgerUnavailable
@@ -30,6 +30,7 @@ log = structlog.get_logger("sandman.console")
 FORM_BYTES_MAX: Final = 8192
 FORM_FIELDS_MAX: Final = 8
 CURSOR_MAX: Final = 512
+MOVING: Final = "/moving"
 
 Page = Response[Any]
 Asked = Request[Any, Any, Any]
@@ -56,6 +57,7 @@ async def overview_page(request: Asked, wanted: StateQuery = "", cursor: CursorQ
         session=session,
         moving=Markup(await console.fragment(view)),
         fragment_href="/console/overview" + _query(view),
+        page_href="/" + _query(view),
         poll_ms=int(console.settings.poll_seconds * 1000),
     )
     return Response(body, headers=headers, media_type=MediaType.HTML)
@@ -69,6 +71,31 @@ async def overview_fragment(request: Asked, wanted: StateQuery = "", cursor: Cur
     console = console_in(request.app)
     session = await _session(request, console)
     html = await console.fragment(_view(session, wanted, cursor))
+    return Response(html, headers=FRAGMENT_HEADERS, media_type=MediaType.HTML)
+
+
+@get("/console/sandboxes/{sandbox_id:str}")
+async def sandbox_page(request: Asked, sandbox_id: FromPath[str]) -> Page:
+    console = console_in(request.app)
+    session = await _session(request, console)
+    moving = await console.sandbox_fragment(_subject(session, sandbox_id))
+    body, headers = console.pages.page(
+        "sandbox.html",
+        session=session,
+        sandbox_id=sandbox_id,
+        moving=Markup(moving),
+        fragment_href=f"/console/sandboxes/{sandbox_id}{MOVING}",
+        page_href=f"/console/sandboxes/{sandbox_id}",
+        poll_ms=int(console.settings.poll_seconds * 1000),
+    )
+    return Response(body, headers=headers, media_type=MediaType.HTML)
+
+
+@get("/console/sandboxes/{sandbox_id:str}/moving")
+async def sandbox_fragment(request: Asked, sandbox_id: FromPath[str]) -> Page:
+    console = console_in(request.app)
+    session = await _session(request, console)
+    html = await console.sandbox_fragment(_subject(session, sandbox_id))
     return Response(html, headers=FRAGMENT_HEADERS, media_type=MediaType.HTML)
 
 
@@ -177,6 +204,10 @@ def _view(session: Session, state: str, cursor: str) -> View:
     return View(tenant=None if session.sees_all else session.tenant, state=chosen, cursor=cursor or None)
 
 
+def _subject(session: Session, sandbox_id: str) -> Subject:
+    return Subject(tenant=None if session.sees_all else session.tenant, id=sandbox_id)
+
+
 def _query(view: View) -> str:
     query = {name: value for name, value in (("state", view.state), ("cursor", view.cursor)) if value}
     return "?" + urlencode(query) if query else ""
@@ -229,6 +260,8 @@ def _to_login(request: Asked, problem: NotLoggedIn) -> Page:
         wanted += "?" + request.url.query
     # A fragment is no place to come back to: what the user sees is the page that shows it.
     wanted = wanted.replace("/console/overview", "/", 1)
+    if wanted.startswith("/console/"):
+        wanted = wanted.removesuffix(MOVING)
     query = {"next": local_path(wanted)} if request.method == "GET" and wanted != "/" else {}
     if problem.ended:
         query["ended"] = "true"
@@ -236,6 +269,12 @@ def _to_login(request: Asked, problem: NotLoggedIn) -> Page:
     if request.headers.get("hx-request") == "true":
         return Response(b"", status_code=401, headers={"hx-redirect": address, "cache-control": "no-store"})
     return _redirect(address)
+
+
+def _to_nothing(request: Asked, problem: NoSuchSandbox) -> Page:
+    return console_in(request.app).problem_answer(
+        404, "No such sandbox", "It never was, or ended so long ago that its record has been forgotten."
+    )
 
 
 def _to_problem(request: Asked, error: HTTPException) -> Page:
@@ -263,10 +302,20 @@ def _to_refusal(request: Asked, error: Exception) -> Page:
 console_routes: Final = [
     Router(
         path="/",
-        route_handlers=[overview_page, overview_fragment, login_page, log_in, log_out, static_file],
+        route_handlers=[
+            overview_page,
+            overview_fragment,
+            sandbox_page,
+            sandbox_fragment,
+            login_page,
+            log_in,
+            log_out,
+            static_file,
+        ],
         middleware=[ConsoleShield()],
         exception_handlers={
             NotLoggedIn: _to_login,
+            NoSuchSandbox: _to_nothing,
             HTTPException: _to_problem,
             LedgerUnavailable: _to_unavailable,
             RedisError: _to_unavailable,

@@ -46,7 +46,9 @@ class SampleRing:
         sample = await read(scope)
         key = self._key("ring", scope)
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.rpush(key, f"{sample.at_ms},{sample.ready},{sample.starting},{sample.queued}")
+            pipe.rpush(
+                key, f"{sample.at_ms},{sample.ready},{sample.starting},{sample.queued},{sample.creating}"
+            )
             pipe.ltrim(key, -self._keep, -1)
             pipe.expire(key, self._span_seconds * 2)
             await pipe.execute()
@@ -59,8 +61,9 @@ class SampleRing:
         for entry in entries:
             text = entry.decode() if isinstance(entry, bytes) else str(entry)
             with contextlib.suppress(ValueError):
-                at_ms, ready, starting, queued = (int(part) for part in text.split(","))
-                samples.append(Sample(at_ms, ready, starting, queued))
+                at_ms, ready, starting, queued, *more = (int(part) for part in text.split(","))
+                # Before there was a fifth one, those that were creating stood among the starting.
+                samples.append(Sample(at_ms, ready, starting, queued, *more[:1]))
         samples.sort(key=lambda sample: sample.at_ms)
         return samples
 

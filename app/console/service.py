@@ -9,13 +9,15 @@ from litestar import Litestar, MediaType, Response
 
 from app.console.assets import Assets
 from app.console.chart import Sample
+from app.console.detail import detail_of
+from app.console.execs import ExecReader
 from app.console.overview import Snapshot, overview_of, sample_of
 from app.console.pages import Pages
 from app.console.samples import Sampler, SampleRing
 from app.console.sessions import Attempts, SessionStore
 from app.console.settings import ConsoleSettings
 from app.console.shared import Shared
-from app.ledger.model import Page, State
+from app.ledger.model import Page, State, is_sandbox_id
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -32,6 +34,7 @@ STATE_KEY: Final = "console"
 class LedgerReader(Protocol):
     """The part of the ledger that the console reads; it never writes a record."""
 
+    async def get(self, sandbox_id: str) -> Record | None: ...
     async def stats(self, tenant: str | None = None) -> Stats: ...
     async def list(
         self,
@@ -55,9 +58,27 @@ class View(NamedTuple):
     cursor: str | None
 
 
+class Subject(NamedTuple):
+    """One sandbox that open pages show."""
+
+    tenant: str | None
+    id: str
+
+
+class NoSuchSandbox(Exception):
+    """Never was, has been forgotten, or is another tenant's: nobody learns which."""
+
+
 class Console:
     def __init__(
-        self, *, ledger: LedgerReader, keys: KeyRing, redis: Redis, namespace: str, settings: ConsoleSettings
+        self,
+        *,
+        ledger: LedgerReader,
+        keys: KeyRing,
+        execs: ExecReader,
+        redis: Redis,
+        namespace: str,
+        settings: ConsoleSettings,
     ) -> None:
         self.settings = settings
         self.keys = keys
@@ -66,6 +87,7 @@ class Console:
         self.sessions = SessionStore(redis, namespace, settings.session_seconds)
         self.attempts = Attempts(redis, namespace, settings.login_attempts, settings.login_window_seconds)
         self._ledger = ledger
+        self._execs = execs
         self._redis = redis
         self._ring = SampleRing(
             redis,
@@ -83,12 +105,16 @@ class Console:
             self._snapshot, age_seconds=settings.snapshot_seconds
         )
         self._fragments: Shared[View, str] = Shared(self._fragment, age_seconds=settings.snapshot_seconds)
+        self._subjects: Shared[Subject, str] = Shared(
+            self._sandbox_fragment, age_seconds=settings.snapshot_seconds
+        )
 
     async def start(self) -> None:
         await self._sampler.start()
 
     async def stop(self) -> None:
         await self._sampler.stop()
+        await self._subjects.close()
         await self._fragments.close()
         await self._snapshots.close()
 
@@ -96,6 +122,12 @@ class Console:
         """The moving part of the overview as HTML. It depends on nothing but the view, so all its viewers share it."""
         self._sampler.watch(view.tenant)
         return await self._fragments.get(view)
+
+    async def sandbox_fragment(self, subject: Subject) -> str:
+        """The moving part of one sandbox's page, shared as the overview's is. Raises NoSuchSandbox."""
+        if not is_sandbox_id(subject.id):
+            raise NoSuchSandbox
+        return await self._subjects.get(subject)
 
     def problem_answer(self, status: int, title: str, text: str) -> Response[str]:
         body, headers = self.pages.page("problem.html", status=status, title=title, text=text)
@@ -113,6 +145,13 @@ class Console:
             show_tenant=view.tenant is None,
         )
         return self.pages.fragment("overview/moving.html", view=overview)
+
+    async def _sandbox_fragment(self, subject: Subject) -> str:
+        record = await self._ledger.get(subject.id)
+        if record is None or subject.tenant not in (None, record.tenant):
+            raise NoSuchSandbox
+        execs = await self._execs.latest(record) if record.state is State.READY else None
+        return self.pages.fragment("sandbox/moving.html", view=detail_of(record, await self._now_ms(), execs))
 
     async def _page(self, view: View) -> Page:
         """One page of records, put together from at most a few looks."""

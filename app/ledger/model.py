@@ -332,6 +332,8 @@ class Stats(msgspec.Struct, frozen=True):
     reclaimed: dict[str, int]
     failed: dict[str, int] = {}
     """Reason → how many failed with it since the ledger began."""
+    ended: dict[str, int] = {}
+    """failed and deleted: how many records are still kept of sandboxes that are over."""
     anomalies: dict[str, int] = {}
     """Kind → how many contradictions the ledger found in itself, and mended. Anything but none is a fault, of Redis or of ours."""
 

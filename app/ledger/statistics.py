@@ -10,6 +10,7 @@ from app.ledger.model import Concurrency, ExecSample, OrphanStats, PacingStats, 
 from app.ledger.report import exec_updates
 
 _SHOWN = (State.QUEUED, State.CREATING, State.STARTING, State.READY, State.DELETING)
+_ENDED = (State.FAILED, State.DELETED)
 
 
 class Statistics(Concern):
@@ -46,6 +47,7 @@ class Statistics(Concern):
             orphans=OrphanStats(now=int(strays.get("now", "0")), reclaimed=int(strays.get("reclaimed", "0"))),
             reclaimed={reason: int(n) for reason, n in fields(reclaimed).items()},
             failed={reason: int(n) for reason, n in fields(failed).items()},
+            ended={state.value: int(counts.get(state, "0")) for state in _ENDED},
             anomalies={kind: int(n) for kind, n in fields(anomalies).items()},
         )
 

@@ -40,14 +40,14 @@ def test_every_value_fits_under_its_ceiling(highest: int) -> None:
 
 def test_without_readings_the_picture_is_empty_and_says_so() -> None:
     empty = chart()
-    assert [band.path for band in empty.bands] == ["", "", ""]
+    assert [band.path for band in empty.bands] == ["", "", "", ""]
     assert empty.outline == "" and empty.rows == ()
     assert empty.summary == "No readings in the last 15 minutes."
 
 
 def test_bands_are_stacked_and_the_outline_is_the_sum() -> None:
     drawn = chart(Sample(NOW - 5000, 2, 1, 1), Sample(NOW, 2, 1, 1))
-    ready, starting, queued = (points(band.path) for band in drawn.bands)
+    ready, starting, _, queued = (points(band.path) for band in drawn.bands)
     unit = HEIGHT / drawn.ceiling
     assert {y for _, y in ready} == {HEIGHT, HEIGHT - 2 * unit}
     assert {y for _, y in starting} == {HEIGHT - 2 * unit, HEIGHT - 3 * unit}
