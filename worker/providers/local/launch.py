@@ -25,7 +25,7 @@ from worker.providers.local.errors import Interrupted, LaunchFailed
 from worker.providers.local.gate import hold
 from worker.providers.local.processes import name_of, parent_of, reference, wait_ended
 from worker.providers.local.state import SandboxState
-from worker.providers.local.status import Report, log_tail, read_report
+from worker.providers.local.status import Report, read_report, told
 from worker.providers.local.workspace import Workspace, open_log, open_status
 
 BACKLOG = 1024
@@ -119,8 +119,8 @@ def wait_started(state: SandboxState, folder: Path) -> Report:
             if report.child is not None and name_of(report.child) == DAEMON_NAME:
                 return report
             if pidfd is None or wait_ended(pidfd, pause):
-                said = log_tail(folder / "log") or "it was killed"
-                raise LaunchFailed(f"bubblewrap could not start the sandbox: {said}")
+                said = told(folder / "log", state.id) or "it was killed"
+                raise LaunchFailed(f"the sandbox's first process ended before it was usable: {said}")
             if time.monotonic() > deadline:
                 raise Interrupted(f"the sandbox's daemon did not start within {START_SECONDS:g} s")
             pause = min(pause * 1.5, 0.1)

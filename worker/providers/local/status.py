@@ -7,10 +7,12 @@ nothing is made up: then bubblewrap itself was killed, which the supervisor's de
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from app.ledger.model import Reason
 from worker.providers.local.cgroups import oom_kills
@@ -18,8 +20,13 @@ from worker.providers.local.processes import ProcessRef, boot_id, namespace_of, 
 from worker.providers.local.state import SandboxState
 
 REPORT_BYTES_MAX = 16 * 1024
-LOG_TAIL_BYTES = 1000
+LOG_TAIL_BYTES = 64 * 1024
+SAID_MAX = 500
 KILLED = 128 + 9
+_CRASH = re.compile(r"^(?:fatal error|panic|runtime): .*$", re.MULTILINE)
+_SHORTAGE = re.compile(r"allocate|out of memory|newosproc|OS thread|pthread_create|thread exhaustion")
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,18 @@ def read_report(path: Path) -> Report:
     return Report(found.get("child-pid"), found.get("pid-namespace"), found.get("exit-code"))
 
 
+def told(path: Path, sandbox: str) -> str:
+    """What the sandbox's log says at its end, as a sentence for the caller. A crash of the daemon writes pages of a stack trace:
+    that goes into the service's own log, for whoever can do something with it."""
+    said = log_tail(path)
+    crash = _CRASH.search(said)
+    if crash is None:
+        return said[-SAID_MAX:]
+    log.error("local.daemon_crashed", sandbox=sandbox, trace=said)
+    shortage = "; its limits of memory or processes may be too small" if _SHORTAGE.search(said) else ""
+    return f"it crashed ({crash[0][:200]}){shortage}"
+
+
 def log_tail(path: Path) -> str:
     try:
         with path.open("rb") as stream:
@@ -78,7 +97,7 @@ def why_gone(state: SandboxState, folder: Path) -> tuple[Reason, str]:
         return Reason.NODE_LOST, "its processes were killed from outside, or its supervisor ended"
     if report.exit_code == KILLED and state.memory_cgroup and oom_kills(Path(state.memory_cgroup)) > 0:
         return Reason.OOM_KILLED, "the sandbox's memory limit was reached and its daemon was killed"
-    said = log_tail(folder / "log")
+    said = told(folder / "log", state.id)
     ended = (
         f"was killed by signal {report.exit_code - 128}"
         if report.exit_code > 128
