@@ -134,7 +134,13 @@ def main(argv: list[str] | None = None) -> int:
         elif given.command == "remove":
             remove_key(given.data_dir, given.name)
         else:
-            for entry in read_keys(given.data_dir):
+            found = read_keys(given.data_dir)
+            if not found:
+                print(
+                    f"sandman: no keys in {given.data_dir}; `sandman up` or `sandman keys add` makes one",
+                    file=sys.stderr,
+                )
+            for entry in found:
                 print(f"{entry['name']}\t{entry['tenant']}\t{entry['role']}")
     except (KeyChangeRefused, OSError) as error:
         print(f"sandman: {error}", file=sys.stderr)

@@ -68,3 +68,9 @@ def test_writers_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     ]
     assert [writer.wait(30) for writer in writers] == [0] * 6
     assert {entry["name"] for entry in keys.read_keys(tmp_path)} == {f"k{n}" for n in range(6)}
+
+
+def test_a_folder_without_keys_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keys.main(["list", "--data-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.out == "" and str(tmp_path) in said.err
