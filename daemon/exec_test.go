@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
@@ -242,6 +243,48 @@ func TestRecordsAreBoundedAndExpiredIsTold(t *testing.T) {
 	}
 	if status, _ := d.call("GET", "/v1/execs/never", nil); status != 404 {
 		t.Fatal(status)
+	}
+}
+
+func TestARecordSaysWhatWasAskedFor(t *testing.T) {
+	d := start(t, nil)
+	d.sh("echo hi", "id", "text", "cwd", "/tmp")
+	d.exec(request{"argv": []string{"echo", "hi"}, "id": "list"})
+	for id, want := range map[string]string{"text": `"command":"echo hi","cwd":"/tmp"`, "list": `"argv":["echo","hi"]`} {
+		status, raw := d.call("GET", "/v1/execs/"+id, nil)
+		if text := string(raw); status != 200 || !strings.Contains(text, `"created_at":`) || !strings.Contains(text, want) || !strings.Contains(text, `"stdout":"hi\n"`) {
+			t.Fatalf("%d %s", status, raw)
+		}
+	}
+}
+
+func TestProbesLeaveNoRecord(t *testing.T) {
+	d := start(t, nil)
+	var health struct{ Self string }
+	_, raw := d.call("GET", "/health", nil)
+	if err := json.Unmarshal(raw, &health); err != nil || health.Self == "" {
+		t.Fatalf("%s %v", raw, err)
+	}
+	for range 3 {
+		if r := d.exec(request{"argv": []string{health.Self, "noop"}}); r.Status != 200 || r.code() != 0 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	d.exec(request{"argv": []string{"true"}, "id": "mine"})
+	if _, raw := d.call("GET", "/v1/execs", nil); strings.Count(string(raw), `"id":`) != 1 || !strings.Contains(string(raw), `"id":"mine"`) {
+		t.Fatalf("%s", raw)
+	}
+	if _, raw := d.call("GET", "/v1/info", nil); !strings.Contains(string(raw), `"kept":1`) || !strings.Contains(string(raw), `"running":0`) {
+		t.Fatalf("%s", raw)
+	}
+}
+
+func TestInvalidNamesEachFieldAsTheServiceDoes(t *testing.T) {
+	d := start(t, nil)
+	status, raw := d.call("POST", "/v1/exec", request{"command": "true", "shape": 1})
+	if text := string(raw); status != 422 || !strings.Contains(text, `"type":"urn:sandman:problem:invalid"`) ||
+		!strings.Contains(text, `"errors":[{"field":"shape","message":"unknown field"}]`) {
+		t.Fatalf("%d %s", status, raw)
 	}
 }
 

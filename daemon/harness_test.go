@@ -48,6 +48,9 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if len(os.Args) == 2 && os.Args[1] == "noop" { // as a command in a daemon of the tests: the program that probes run
+		os.Exit(0)
+	}
 	os.Exit(m.Run())
 }
 

@@ -34,10 +34,10 @@ func TestB034B036B044SocketExec(t *testing.T) {
 	}{
 		{request{"op": "attach", "ch": 9, "id": "nope"}, "exec-not-found"},
 		{request{"op": "attach", "ch": 9, "id": "old", "stdout_offset": 99}, "offset-out-of-range"},
-		{request{"op": "attach", "ch": 9, "id": "old", "stdout_offset": -1}, "invalid-request"},
+		{request{"op": "attach", "ch": 9, "id": "old", "stdout_offset": -1}, "invalid"},
 		{request{"op": "start", "ch": 9, "argv": []string{"/nope"}}, "exec-start-failed"},
-		{request{"op": "start", "ch": 9, "command": "x", "what": 1}, "invalid-request"},
-		{request{"op": "dance"}, "invalid-request"},
+		{request{"op": "start", "ch": 9, "command": "x", "what": 1}, "invalid"},
+		{request{"op": "dance"}, "invalid"},
 	} {
 		p.send(c.message)
 		if m, _ := p.read(); m.Op != "error" || !strings.HasSuffix(m.Type, c.typ) {

@@ -82,6 +82,13 @@ class ExecResult(msgspec.Struct, frozen=True):
     ended_at: float | None = None
     background: bool = False
     session: str | None = None
+    created_at: float | None = None
+    """When it was accepted. This and what follows: in lists, and when one is looked at by its id."""
+    command: str | None = None
+    """The first KiB of the shell text."""
+    argv: list[str] | None = None
+    cwd: str | None = None
+    user: str | None = None
 
 
 class SignalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

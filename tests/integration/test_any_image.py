@@ -313,4 +313,4 @@ def test_one_daemon_many_users(changed: Root) -> None:
         assert daemon.get("/etc/secret", user="root").body == b"root's"
         assert daemon.put("/etc/x", "x", user="0", owner="app").status == 201
         assert daemon.out("stat -c %U /etc/x") == "app\n"
-        assert daemon.get("/etc/secret", user="ghost").problem("invalid-request")["field"] == "user"
+        assert daemon.get("/etc/secret", user="ghost").problem("invalid")["field"] == "user"

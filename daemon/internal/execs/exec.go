@@ -21,6 +21,7 @@ type Exec struct {
 	Input    *Stdin // nil: standard input is at its end from the start
 
 	print    [32]byte
+	probe    bool // the service's own
 	registry *Registry
 	done     chan struct{} // closed when the exec has ended; result and failure are readable then
 

@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"hash/maphash"
 	"net/http"
+	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -40,11 +41,24 @@ type Registry struct {
 	all      *list.List // of *Exec, oldest first
 	past     *list.List // of *Exec that have ended, the first to go first
 	running  int
+	probes   int // of those that run
 	sequence int64
 	seed     maphash.Seed
 	dropped  map[uint64]struct{}
 	droppedQ []uint64
 }
+
+// Self is where the daemon's program lies in the sandbox: the service runs "Self noop" to prove the sandbox usable.
+var Self = func() string {
+	path, err := os.Executable()
+	if err != nil {
+		return os.Args[0] // without /proc
+	}
+	return path
+}()
+
+// isProbe tells the service's own proof that commands run from a command of a caller's, who would wonder what it is.
+func isProbe(argv []string) bool { return len(argv) == 2 && argv[0] == Self && argv[1] == "noop" }
 
 // NewRegistry returns an empty registry.
 func NewRegistry(c *config.Config) *Registry {
@@ -100,6 +114,9 @@ func (r *Registry) Start(spec *Spec) (e *Exec, attached bool, err error) {
 			Status: http.StatusTooManyRequests, Detail: "the bound is " + strconv.Itoa(r.config.MaxRunning), Retryable: true}
 	}
 	r.running++
+	if e.probe = spec.ID == "" && isProbe(spec.Argv); e.probe {
+		r.probes++
+	}
 	r.sequence++
 	e.Sequence = r.sequence
 	if e.ID == "" {
@@ -138,28 +155,35 @@ func (r *Registry) Get(id string) (*Exec, error) {
 	return nil, &problem.Problem{Slug: "exec-not-found", Title: "No such exec", Status: http.StatusNotFound}
 }
 
-// List returns execs, oldest first.
+// List returns execs, oldest first, without the service's probes.
 func (r *Registry) List() []*Exec {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	items := make([]*Exec, 0, r.all.Len())
 	for at := r.all.Front(); at != nil; at = at.Next() {
-		items = append(items, at.Value.(*Exec))
+		if e := at.Value.(*Exec); !e.probe {
+			items = append(items, e)
+		}
 	}
 	return items
 }
 
-// Counts returns how many execs run and how many records are kept.
+// Counts returns how many execs run and how many records are kept, probes not among them.
 func (r *Registry) Counts() (running, kept int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.running, len(r.byID)
+	return r.running - r.probes, len(r.byID) - r.probes
 }
 
 func (r *Registry) ended(e *Exec) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.running--
+	if e.probe { // nobody asks for it again
+		r.probes--
+		r.remove(e)
+		return
+	}
 	r.past.PushBack(e)
 	for r.past.Len() > r.config.MaxExecs {
 		r.drop(r.past.Front())
@@ -169,6 +193,18 @@ func (r *Registry) ended(e *Exec) {
 // drop forgets the record; the caller holds the lock.
 func (r *Registry) drop(at *list.Element) {
 	old := r.past.Remove(at).(*Exec)
+	r.remove(old)
+	hash := r.hash(old.ID)
+	r.dropped[hash] = struct{}{}
+	r.droppedQ = append(r.droppedQ, hash)
+	if len(r.droppedQ) > rememberedIDs {
+		delete(r.dropped, r.droppedQ[0])
+		r.droppedQ = r.droppedQ[1:]
+	}
+}
+
+// remove takes the record out of what can be found; the caller holds the lock.
+func (r *Registry) remove(old *Exec) {
 	delete(r.byID, old.ID)
 	for any := r.all.Front(); any != nil; any = any.Next() { // close to the front: the oldest go first
 		if any.Value.(*Exec) == old {
@@ -178,13 +214,6 @@ func (r *Registry) drop(at *list.Element) {
 	}
 	old.Stdout.Release()
 	old.Stderr.Release()
-	hash := r.hash(old.ID)
-	r.dropped[hash] = struct{}{}
-	r.droppedQ = append(r.droppedQ, hash)
-	if len(r.droppedQ) > rememberedIDs {
-		delete(r.dropped, r.droppedQ[0])
-		r.droppedQ = r.droppedQ[1:]
-	}
 }
 
 func (r *Registry) hash(id string) uint64 { return maphash.String(r.seed, id) }

@@ -28,7 +28,7 @@ func readJSON(r *http.Request, known ...string) (members, error) {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return members{}, &problem.Problem{Slug: "incomplete-request", Title: "The body ended early", Status: http.StatusBadRequest}
 	case err != nil:
-		return members{}, &problem.Problem{Slug: "invalid-request", Title: "The body could not be read", Status: http.StatusBadRequest}
+		return members{}, &problem.Problem{Slug: "malformed", Title: "The body could not be read", Status: http.StatusBadRequest}
 	case len(body) > maxJSONBytes:
 		return members{}, &problem.Problem{Slug: "request-too-large", Title: "The request is too large",
 			Status: http.StatusRequestEntityTooLarge}

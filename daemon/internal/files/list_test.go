@@ -62,11 +62,11 @@ func TestB073HardFolders(t *testing.T) {
 	s.refused(404, "not-found", "GET", "/v1/files/list", q("path", "missing"), "")
 	s.refused(409, "link-loop", "GET", "/v1/files/list", q("path", "loop"), "")
 	for _, bad := range []string{"?", "Li4", base64.RawURLEncoding.EncodeToString([]byte("../..")), base64.RawURLEncoding.EncodeToString([]byte("a//b"))} {
-		s.refused(422, "invalid-request", "GET", "/v1/files/list", q("path", ".", "cursor", bad), "")
+		s.refused(422, "invalid", "GET", "/v1/files/list", q("path", ".", "cursor", bad), "")
 	}
 	for _, bad := range []string{"0", "-1", "1000000", "x"} {
-		s.refused(422, "invalid-request", "GET", "/v1/files/list", q("path", ".", "limit", bad), "")
-		s.refused(422, "invalid-request", "GET", "/v1/files/list", q("path", ".", "depth", bad), "")
+		s.refused(422, "invalid", "GET", "/v1/files/list", q("path", ".", "limit", bad), "")
+		s.refused(422, "invalid", "GET", "/v1/files/list", q("path", ".", "depth", bad), "")
 	}
 }
 

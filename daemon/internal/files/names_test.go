@@ -95,7 +95,7 @@ func TestPathsThatCannotBe(t *testing.T) {
 		for _, call := range []string{"GET /v1/files", "PUT /v1/files", "DELETE /v1/files", "GET /v1/files/stat", "GET /v1/files/list",
 			"GET /v1/archive", "PUT /v1/archive", "GET /v1/files/watch"} {
 			method, where, _ := strings.Cut(call, " ")
-			if got := s.refused(422, "invalid-request", method, where, q("path", path), "x"); got["field"] != "path" {
+			if got := s.refused(422, "invalid", method, where, q("path", path), "x"); got["field"] != "path" {
 				t.Errorf("%s: field %v", call, got["field"])
 			}
 		}
@@ -122,7 +122,7 @@ func TestPathsThatCannotBe(t *testing.T) {
 		`{"from":1,"to":"b"}`: "from", `{"from":"a","to":"b","x":1}`: "x", `{"FROM":"a","to":"b"}`: "FROM",
 		`{"from":"a","from_b64":"YQ==","to":"b"}`: "from", `{"from_b64":"?","to":"b"}`: "from_b64", `{"from":"a","to":"b","overwrite":1}`: "overwrite",
 	} {
-		if got := s.refused(422, "invalid-request", "POST", "/v1/files/move", nil, text); got["field"] != field {
+		if got := s.refused(422, "invalid", "POST", "/v1/files/move", nil, text); got["field"] != field {
 			t.Errorf("%s: field %v", text, got["field"])
 		}
 	}

@@ -188,14 +188,14 @@ func TestB068ModesAreOctalAndExact(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"493", "0o755", "999", "", "-755", "+755", "0x1ff", "17777", "7_5", "rwxr-xr-x", "000755"} {
-		if got := s.refused(422, "invalid-request", "PUT", "/v1/files", q("path", "bad", "mode", bad), "x"); got["field"] != "mode" {
+		if got := s.refused(422, "invalid", "PUT", "/v1/files", q("path", "bad", "mode", bad), "x"); got["field"] != "mode" {
 			t.Errorf("mode %q: field %v", bad, got["field"])
 		}
-		if got := s.refused(422, "invalid-request", "POST", "/v1/files/mkdir", nil, body(map[string]any{"path": "bad", "mode": bad})); got["field"] != "mode" {
+		if got := s.refused(422, "invalid", "POST", "/v1/files/mkdir", nil, body(map[string]any{"path": "bad", "mode": bad})); got["field"] != "mode" {
 			t.Errorf("mkdir mode %q: field %v", bad, got["field"])
 		}
 	}
-	s.refused(422, "invalid-request", "POST", "/v1/files/mkdir", nil, `{"path":"bad","mode":493}`)
+	s.refused(422, "invalid", "POST", "/v1/files/mkdir", nil, `{"path":"bad","mode":493}`)
 	s.put("parents/of/f", "x")
 	for path, want := range map[string]string{"parents": "0755", "parents/of": "0755", "parents/of/f": "0644"} {
 		if modeOf(path) != want {

@@ -51,8 +51,8 @@ func TestB067FilesAndParentsBelongToTheUser(t *testing.T) {
 		t.Error(got)
 	}
 	s.refused(403, "permission-denied", "PUT", "/v1/files", q("path", "mine", "owner", "0:0"), "x")
-	s.refused(422, "invalid-request", "PUT", "/v1/files", q("path", "mine", "owner", "no-such"), "x")
-	s.refused(422, "invalid-request", "PUT", "/v1/files", q("path", "mine", "user", "4294967295"), "x")
+	s.refused(422, "invalid", "PUT", "/v1/files", q("path", "mine", "owner", "no-such"), "x")
+	s.refused(422, "invalid", "PUT", "/v1/files", q("path", "mine", "user", "4294967295"), "x")
 }
 
 func TestB069RightsAreTheUsers(t *testing.T) {

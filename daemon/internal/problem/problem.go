@@ -96,10 +96,21 @@ func Write(w http.ResponseWriter, err error) {
 	_, _ = w.Write(body) // the caller may be gone; there is nobody left to tell
 }
 
-// Invalid is a 422: the request is well-formed HTTP, but the named field cannot be.
-func Invalid(field, detail string) *Problem {
+// FieldError is one member of a request that cannot be, and why.
+type FieldError struct {
+	Field   string `json:"field"`
+	Message string `json:"message"`
+}
+
+// Invalid is a 422: the request is well-formed HTTP, but the named field cannot be. It looks as the service's own does; field
+// repeats what errors says, for whoever wants the one.
+func Invalid(field, message string) *Problem {
+	detail := message
+	if field != "" {
+		detail = field + ": " + message
+	}
 	return (&Problem{
-		Slug: "invalid-request", Title: "The request is not valid",
+		Slug: "invalid", Title: "The request has invalid fields",
 		Status: http.StatusUnprocessableEntity, Detail: detail,
-	}).With("field", field)
+	}).With("errors", []FieldError{{field, message}}).With("field", field)
 }

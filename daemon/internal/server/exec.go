@@ -129,7 +129,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 
 func (s *Server) show(w http.ResponseWriter, r *http.Request, e *execs.Exec) error {
 	query := r.URL.Query()
-	view := wire.View{Base64: e.Spec.Base64, Limit: e.Spec.MaxOutput, Output: true}
+	view := wire.View{Base64: e.Spec.Base64, Limit: e.Spec.MaxOutput, Output: true, Asked: true}
 	switch query.Get("encoding") {
 	case "":
 	case "utf-8":

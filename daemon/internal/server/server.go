@@ -43,18 +43,9 @@ func New(c *config.Config, registry *execs.Registry, sessions *session.Sessions,
 	return s
 }
 
-// self is where the daemon's program lies in the sandbox, so that the service can run "self noop" to prove it usable.
-var self = func() string {
-	path, err := os.Executable()
-	if err != nil {
-		return os.Args[0] // without /proc
-	}
-	return path
-}()
-
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/health" && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
-		reply(w, http.StatusOK, map[string]any{"ok": true, "version": s.Version, "self": self})
+		reply(w, http.StatusOK, map[string]any{"ok": true, "version": s.Version, "self": execs.Self})
 		return
 	}
 	if !s.authorized(r) {
@@ -141,7 +132,7 @@ func body(w http.ResponseWriter, r *http.Request, limit int64) (wire.Object, err
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, &problem.Problem{Slug: "incomplete-request", Title: "The body ended early", Status: http.StatusBadRequest}
 	case err != nil:
-		return nil, &problem.Problem{Slug: "invalid-request", Title: "The body could not be read", Status: http.StatusBadRequest}
+		return nil, &problem.Problem{Slug: "malformed", Title: "The body could not be read", Status: http.StatusBadRequest}
 	case int64(len(raw)) > limit:
 		return nil, tooLarge
 	}

@@ -22,12 +22,16 @@ type View struct {
 	Base64 bool
 	Limit  int64
 	Output bool // false: counts alone, as the socket's exit message has it
+	Asked  bool // with what was asked for, as a list shows it: for those who come by the id alone
 }
 
 // WriteResult writes an exec's result, or its state so far, as one JSON object. Output is copied from the spool in
 // chunks: an answer of any size needs little memory.
 func WriteResult(w io.Writer, e *execs.Exec, view View) error {
 	out := AppendResultFields([]byte{'{'}, e)
+	if view.Asked {
+		out = appendAsked(out, e)
+	}
 	if !view.Output {
 		_, err := w.Write(append(out, '}'))
 		return err
@@ -284,11 +288,16 @@ const maxShownCommand = 1024
 // Summary is an exec in a list: what ran and how it stands, without output.
 func Summary(e *execs.Exec) json.RawMessage {
 	out := AppendResultFields([]byte{'{'}, e)
-	out = appendTime(append(out, `,"created_at":`...), e.Created)
 	if failure := failureOf(e); failure != nil {
 		raw, _ := json.Marshal(failure)
 		out = append(append(out, `,"failure":`...), raw...)
 	}
+	return append(appendAsked(out, e), '}')
+}
+
+// appendAsked appends when an exec was accepted and, in short, what is to run.
+func appendAsked(out []byte, e *execs.Exec) []byte {
+	out = appendTime(append(out, `,"created_at":`...), e.Created)
 	text := func(name, value string) {
 		out = append(out, `,"`+name+`":"`...)
 		out, _ = AppendJSONText(out, []byte(value[:min(len(value), maxShownCommand)]), true)
@@ -310,7 +319,7 @@ func Summary(e *execs.Exec) json.RawMessage {
 	if e.Spec.User != "" {
 		text("user", e.Spec.User)
 	}
-	return append(out, '}')
+	return out
 }
 
 func failureOf(e *execs.Exec) *problem.Problem {

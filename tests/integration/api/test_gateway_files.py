@@ -72,7 +72,7 @@ async def test_b033_a_nul_in_a_path_names_its_field(
     http: httpx.AsyncClient, usable: tuple[Record, Daemon]
 ) -> None:
     for method in ("GET", "PUT", "DELETE"):
-        document = problem(await http.request(method, files(usable[0], "a\0b")), 422, "invalid-request")
+        document = problem(await http.request(method, files(usable[0], "a\0b")), 422, "invalid")
         assert document["field"] == "path"
 
 
