@@ -40,6 +40,41 @@ def test_port_taken(refused: Callable[..., str]) -> None:
         assert f"Port {port}" in said and "--port" in said
 
 
+def test_an_image_root_that_is_none(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "does not exist" in refused("--image-root", str(tmp_path / "none"))
+    assert "is not a folder" in refused("--image-root", str(tmp_path / "file"))
+    assert "--image-root" in refused(env={"SANDMAN_IMAGE_ROOTS": f"{tmp_path}:{tmp_path / 'none'}"})
+
+
+@pytest.mark.parametrize("why", ["port", "image root", "redis", "provider"])
+def test_a_refused_start_leaves_nothing_behind(refused: Callable[..., str], tmp_path: Path, why: str) -> None:
+    """Neither when it is refused before anything is made, nor when the check that needs the folders says no."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        options = {
+            "port": ("--port", port),
+            "image root": ("--image-root", str(tmp_path / "none")),
+            "redis": (),
+            "provider": ("--provider", "cloud"),
+        }[why]
+        env = {"SANDMAN_REDIS_URL": "http://127.0.0.1:1"} if why == "redis" else None
+        before = set(Path("/var/lib/sandman").glob("*"))
+        refused(*options, env=env, data_dir=tmp_path / "new" / "data")
+        assert not (tmp_path / "new").exists()
+        # What was there before stays, with all that is in it.
+        kept = tmp_path / "kept"
+        kept.mkdir()
+        (kept / "file").write_text("mine")
+        refused(*options, env=env, data_dir=kept)
+        assert (kept / "file").read_text() == "mine"
+        if os.geteuid() == 0:
+            made = set(Path("/var/lib/sandman").glob("*")) - before
+            assert len(made) <= 1, "only that of the folder that stays"
+            for folder in made:
+                shutil.rmtree(folder)
+
+
 def test_data_folder_not_writable(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "--data-dir" in refused(data_dir=tmp_path / "file" / "data")

@@ -43,10 +43,20 @@ def prepare(options: Options, report: Report) -> Supervisor:
     os.umask(0o077)
     daemon = preflight.find_daemon()
     valkey = preflight.find_valkey() if options.redis_url is None else None
-    folders = places.prepare(options.data_dir, sandbox_uid=sandbox_uid())
+    preflight.check_image_roots(image_roots(options))
+    # Whoever holds the port may be this very folder's service: that is the better thing to be told. Otherwise nothing is made yet.
+    if not places.in_use(options.data_dir):
+        preflight.choose_address(options.host, options.port)
+    made = places.Made(options.data_dir)
+    try:
+        folders = places.prepare(options.data_dir, sandbox_uid=sandbox_uid())
+    except StartRefused:
+        made.undo()
+        raise
     try:
         return prepare_in(folders, options, report, daemon=daemon, valkey=valkey)
     except StartRefused:
+        made.undo(folders.storage)
         folders.release()
         raise
 
@@ -84,14 +94,18 @@ def settings_for(options: Options, folders: Folders, *, host: str, port: int, da
         "SANDMAN_SECRET_FILE": str(folders.data / "secret"),
         "SANDMAN_REDIS_URL": options.redis_url or f"unix://{folders.valkey_socket}",
         "SANDMAN_PROVIDER": options.provider,
-        "SANDMAN_IMAGE_ROOTS": ":".join(str(root) for root in options.image_roots)
-        or os.environ.get("SANDMAN_IMAGE_ROOTS", ""),
+        "SANDMAN_IMAGE_ROOTS": ":".join(str(root) for root in image_roots(options)),
         "SANDMAN_DAEMON_PATH": daemon,
         "SANDMAN_HOST": host,
         "SANDMAN_PORT": str(port),
         "SANDMAN_LOG_LEVEL": options.log_level,
         "SANDMAN_LOG_FORMAT": options.log_format,
     }
+
+
+def image_roots(options: Options) -> list[Path]:
+    given = os.environ.get("SANDMAN_IMAGE_ROOTS", "").split(":")
+    return list(options.image_roots) or [Path(root).absolute() for root in given if root]
 
 
 def sandbox_uid() -> int:

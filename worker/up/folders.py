@@ -61,6 +61,41 @@ class Folders:
         return self.runtime / "valkey.sock"
 
 
+class Made:
+    """What a start that is refused takes away again: the data folder when there was none before, with all in it, and the folders
+    above it that were made for it. A folder that was there keeps everything: it may be somebody's."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data = data_dir
+        self._above = [folder for folder in data_dir.parents if not folder.exists()]
+        self._fresh = not data_dir.exists()
+
+    def undo(self, storage: Path | None = None) -> None:
+        if not self._fresh:
+            return
+        shutil.rmtree(self._data, ignore_errors=True)
+        if storage is not None and not storage.is_relative_to(self._data):
+            shutil.rmtree(storage, ignore_errors=True)
+        for folder in self._above:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def in_use(data_dir: Path) -> bool:
+    """Whether a supervisor holds this folder now. Makes nothing."""
+    try:
+        lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def prepare(data_dir: Path, *, sandbox_uid: int) -> Folders:
     """Make and lock the folders. Raises StartRefused; starts nothing, and writes nothing but empty folders and locks."""
     _make_data_dir(data_dir)

