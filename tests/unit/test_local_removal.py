@@ -95,3 +95,41 @@ def test_several_sweep_at_once(tmp_path: Path, scratch: Path) -> None:
     for thread in threads:
         thread.join(30)
     assert not failures and not list(scratch.iterdir())
+
+
+def test_a_sweep_that_takes_the_bin_meanwhile(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = tmp_path / "t"
+    top.mkdir()
+    made = Path.mkdir
+    swept: list[Path] = []
+
+    def mkdir_and_lose(self: Path, mode: int = 0o777) -> None:
+        made(self, mode)
+        if not swept:
+            swept.append(self)
+            sweep(scratch, time.monotonic() + 5)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_and_lose)
+    assert remove_tree(top, scratch)
+    assert swept and not top.exists() and not list(scratch.iterdir())
+
+
+def test_one_tree_that_cannot_be_removed_does_not_keep_the_others(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (scratch / f".bin.{name}").mkdir()
+        (scratch / f".bin.{name}" / "file").touch()
+    unlink = Path.unlink
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        if self.parent.name == ".bin.b":
+            raise PermissionError(1, "Operation not permitted", str(self))
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(PermissionError):
+        sweep(scratch, time.monotonic() + 5)
+    assert [entry.name for entry in scratch.iterdir()] == [".bin.b"]

@@ -19,30 +19,47 @@ BIN_PREFIX = ".bin."
 def remove_tree(path: Path, scratch: Path, deadline: float | None = None) -> bool:
     """Remove one tree; idempotent. `scratch`: an own folder on the same file system. False when `deadline` (time.monotonic())
     came first: the tree is away from its place, and `sweep` of the scratch folder removes the rest. Raises OSError."""
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return True
-    bin_folder = scratch / f"{BIN_PREFIX}{secrets.token_hex(8)}"
-    bin_folder.mkdir(mode=0o700)
+    while True:
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            return True
+        bin_folder = scratch / f"{BIN_PREFIX}{secrets.token_hex(8)}"
+        bin_folder.mkdir(mode=0o700)
+        # A sweep of the scratch folder may take the bin away while it is still empty: then once more, with another one.
+        with contextlib.suppress(FileNotFoundError):
+            _move_in(path, bin_folder)
+            return _empty(bin_folder, deadline)
+        with contextlib.suppress(FileNotFoundError):
+            bin_folder.rmdir()
+
+
+def _move_in(path: Path, bin_folder: Path) -> None:
     try:
         path.rename(bin_folder / "tree")
-    except FileNotFoundError:
-        pass
     except PermissionError:
         # Another parent means another "..", which needs the right to write to the folder itself.
         path.chmod(0o700)
         path.rename(bin_folder / "tree")
-    return _empty(bin_folder, deadline)
 
 
 def sweep(scratch: Path, deadline: float) -> bool:
-    """Finish what others began and could not end; False when `deadline` came first."""
-    return all(
-        _empty(scratch / entry.name, deadline)
-        for entry in list(os.scandir(scratch))
-        if entry.name.startswith(BIN_PREFIX)
-    )
+    """Finish what others began and could not end; False when `deadline` came first. One tree that cannot be removed does not keep
+    the others: its error is raised when all were tried."""
+    failed: OSError | None = None
+    done = True
+    for entry in list(os.scandir(scratch)):
+        if not entry.name.startswith(BIN_PREFIX):
+            continue
+        try:
+            done = _empty(scratch / entry.name, deadline)
+        except OSError as error:
+            failed = error
+        if not done:
+            break
+    if failed is not None:
+        raise failed
+    return done
 
 
 def _empty(bin_folder: Path, deadline: float | None) -> bool:

@@ -232,10 +232,13 @@ class Sandboxes:
         return None
 
     def sweep(self) -> None:
-        """Unlink what deletes left in the trash, forget marks that are old enough, and locks whose holders were killed."""
-        sweep(self._folders.trash, time.monotonic() + SWEEP_SECONDS)
+        """Unlink what deletes left in the trash (and killed processes among images), forget marks that are old enough, and locks whose
+        holders were killed."""
         prune_tombstones(self._folders)
         prune_locks(self._folders)
+        deadline = time.monotonic() + SWEEP_SECONDS
+        for scratch in (self._folders.images, self._folders.host, self._folders.trash):
+            sweep(scratch, deadline)
 
 
 def spool(limits: Limits) -> dict[str, object]:
