@@ -19,6 +19,7 @@ from worker.providers.local.errors import ImageInvalid, ImageNotFound
 from worker.providers.local.folders import Folders
 from worker.providers.local.images import ImageStore, sweep_drafts
 from worker.providers.local.options import LocalOptions
+from worker.providers.local.removal import remove_tree
 from worker.providers.local.state import new_state, save
 
 BASE = layer([("file", "etc/passwd", b"root:x:0:0::/root:/bin/sh\n"), ("file", "gone", b"1")])
@@ -274,6 +275,41 @@ def test_copies_are_bounded_and_never_taken_from_under_a_sandbox(
         if index == 0:
             save(world.folders, msgspec.structs.replace(new_state("sb-" + "a" * 26), layer=keys[0]))
     assert world.copies() == sorted([keys[0], keys[3]])
+
+
+def test_a_copy_that_somebody_comes_for_while_others_are_removed_stays(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = world.store()
+    keys = []
+    for index in range(3):
+        root = world.named / f"r{index}"
+        root.mkdir()
+        (root / "f").write_text("x" * index)
+        keys.append(store.get(f"r{index}").key)
+        os.utime(world.folders.images / keys[-1], (1000 + index, 1000 + index))
+
+    def remove_slowly(path: Path, scratch: Path) -> bool:
+        store.get("r1")
+        return remove_tree(path, scratch)
+
+    monkeypatch.setattr(images, "remove_tree", remove_slowly)
+    world.store(images_max=1)._evict(keep=keys[2])
+    assert world.copies() == sorted([keys[1], keys[2]])
+
+
+@pytest.mark.parametrize("name", ["../secret.tar", "/SECRET", "away/secret.tar"])
+def test_a_manifest_cannot_name_what_lies_outside_of_its_folder(world: World, name: str) -> None:
+    secret = world.base / "data/images/secret.tar"
+    secret.write_bytes(layer([("file", "f", b"x")]))
+    image = world.named / "img"
+    image.mkdir()
+    (image / "away").symlink_to(secret.parent)
+    (image / "config.json").write_text("{}")
+    layers = [name.replace("/SECRET", str(secret))]
+    (image / "manifest.json").write_text(json.dumps([{"Config": "config.json", "Layers": layers}]))
+    with pytest.raises(ImageInvalid, match="has no"):
+        world.store().get("img")
 
 
 def test_an_image_larger_than_the_bound_is_refused(world: World) -> None:

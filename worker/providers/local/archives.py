@@ -55,14 +55,20 @@ class FolderBlobs:
         self._folder = folder
 
     def has(self, name: str) -> bool:
-        return (self._folder / name).is_file()
+        return self._inside(name) and (self._folder / name).is_file()
 
     def open(self, name: str) -> IO[bytes]:
         path = self._folder / name
-        # A link could lead out of the folder that callers may name.
-        if path.is_symlink() or not path.is_file():
+        if path.is_symlink() or not self.has(name):
             raise ImageInvalid(f"the image has no {name!r}")
         return path.open("rb")
+
+    def _inside(self, name: str) -> bool:
+        """Neither a link nor a name in a manifest ("../../x", "/x") may lead out of the folder that callers may name."""
+        try:
+            return (self._folder / name).resolve().is_relative_to(self._folder.resolve())
+        except (OSError, RuntimeError, ValueError):
+            return False
 
 
 class TarBlobs:

@@ -156,9 +156,18 @@ class ImageStore:
                     break
                 if key in used or time.time() - used_at < RECENTLY_SECONDS:
                     continue
+                # Removing the one before may have taken a minute, in which somebody came for this one.
+                if self._used_at(key) != used_at:
+                    continue
                 remove_tree(self._folders.images / key, self._folders.images)
                 copies = [copy for copy in copies if copy[2] != key]
                 total -= size
+
+    def _used_at(self, key: str) -> float | None:
+        try:
+            return (self._folders.images / key).stat().st_mtime
+        except FileNotFoundError:
+            return None
 
     def _copies(self) -> list[tuple[float, int, str]]:
         """(last use, bytes, key), longest unused first."""
