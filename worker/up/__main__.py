@@ -51,7 +51,9 @@ def prepare(options: Options, report: Report) -> Supervisor:
     try:
         folders = places.prepare(options.data_dir, sandbox_uid=sandbox_uid())
     except StartRefused:
-        made.undo()
+        # Refused because another start was faster: then what is there is that one's.
+        if not places.in_use(options.data_dir):
+            made.undo()
         raise
     try:
         return prepare_in(folders, options, report, daemon=daemon, valkey=valkey)

@@ -127,7 +127,21 @@ class Child:
             lived_seconds=round(lived, 1),
             delay_seconds=delay,
         )
-        self._again = asyncio.get_running_loop().call_later(delay, self.start)
+        self._again = asyncio.get_running_loop().call_later(delay, self._start_again)
+
+    def _start_again(self) -> None:
+        try:
+            self.start()
+        except OSError as error:
+            # No process or descriptor to be had, or a full disk: that passes, and nobody else would try again.
+            delay = self._backoff.delay(0.0)
+            self._report.say(
+                "child_not_started",
+                f"{self.plan.name} cannot be started: {error}; trying again in {delay:g} s",
+                child=self.plan.name,
+                delay_seconds=delay,
+            )
+            self._again = asyncio.get_running_loop().call_later(delay, self._start_again)
 
     def cease(self) -> None:
         """From now on its death is final."""
