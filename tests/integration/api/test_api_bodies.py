@@ -159,7 +159,7 @@ async def test_b033_exec_faults_name_their_field(
         ({"image": "host", "cpu": -1}, "cpu"),
         ({"image": "host", "cpu": 1e9}, "cpu"),
         ({"image": "host", "memory": 0}, "memory"),
-        ({"image": "host", "memory": "512MiB"}, "memory"),
+        ({"image": "host", "memory": "512MX"}, "memory"),
         ({"image": "host", "memory": "1e3"}, "memory"),
         ({"image": "host", "memory": "0.5"}, "memory"),
         ({"image": "host", "memory": 2**70}, "memory"),
