@@ -41,6 +41,19 @@ def failed_create_problem(record: Record) -> Problem:
             sandbox_id=record.id,
             reason=record.reason.value,
         )
+    if record.reclaim is Reclaim.HUNG_UP and not record.claimed:
+        # Whoever reads this did wait: it was this service that did not hold it (its API was away, or cut off from the ledger).
+        return Problem(
+            "cancelled",
+            "taken back before it was handed over, because this service did not hold it; the same create makes a new one",
+            headers={"retry-after": "1"},
+            status=503,
+            cause="infra",
+            retryable=True,
+            sandbox=view(record),
+            sandbox_id=record.id,
+            reclaim=record.reclaim.value,
+        )
     if "ready" in record.times:
         return ended_problem(record)  # an idempotency key whose sandbox was ready once, and is over
     reclaim = record.reclaim or Reclaim.CANCELLED

@@ -1,7 +1,7 @@
 -- Write a sandbox down as queued, or find the one that this create made before.
 -- ARGV: 1 id, 2 tenant, 3 run or '', 4 idempotency digest or '', 5 fingerprint, 6 lease ms, 7 lifetime ms, 8 '1' when a request
 --   waits, 9 hold ms, 10 spec, 11 env, 12 labels, 13 cpu, 14 memory, 15 bound, 16 tenant bound, 17 retention ms, 18 wake ms
--- Returns {'created', wake, record} | {'existing', 0, record} | {'conflict', id} | {'no_run'} | {'run_ended'} |
+-- Returns {'created', wake, record} | {'existing', wake, record} | {'conflict', id} | {'no_run'} | {'run_ended'} |
 --   {'full', 'service' or 'tenant'}
 local id, tenant, run, idem = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local waiting = ARGV[8] == '1'
@@ -14,7 +14,22 @@ local function existing(found)
     local hold = NOW + tonumber(ARGV[9])
     if hold > (r.lease_at or 0) then set_lease(r, hold) end
   end
-  return {'existing', 0, dump(found)}
+  -- Whoever made it may have died, or lost the answer, before the worker was woken: `wake` says that a job was meant, not that it is there.
+  local wake = 0
+  if r.state == 'queued' and call('EXISTS', P .. 'draining') == 0 then
+    call('SET', P .. 'wake', '1', 'PX', ARGV[18])
+    wake = 1
+  end
+  return {'existing', wake, dump(found)}
+end
+
+-- Taken back because nobody came for it, and nobody was ever told of it: perhaps by our own fault (no API was there to come to). The key
+-- is free for a new one, and no longer the old one's to forget.
+local function never_answered(found)
+  local r = load(found)
+  if not r or found == id or LIVE[r.state] or r.claimed or r.reclaim ~= 'hung_up' then return false end
+  call('HSET', P .. 'sb:' .. found, 'idem', '')
+  return true
 end
 
 local key = tenant .. ':' .. idem
@@ -23,8 +38,10 @@ if idem ~= '' then
   if known then
     local fingerprint, found = string.match(known, '^(%S+) (%S+)$')
     if fingerprint ~= ARGV[5] and load(found) then return {'conflict', found} end
-    local answer = existing(found)
-    if answer then return answer end
+    if not never_answered(found) then
+      local answer = existing(found)
+      if answer then return answer end
+    end
   end
 end
 local same = existing(id)

@@ -210,6 +210,43 @@ async def test_b078_the_server_is_killed_while_a_create_waits(own_world: Any) ->
         assert len((await ledger.list(limit=10)).items) == 1
 
 
+async def test_b078_the_server_is_away_for_longer_than_the_grace(own_world: Any) -> None:
+    """Nobody was told of the first sandbox, and it was us who did not hold it: the same create is answered all the same."""
+    world = own_world(SANDMAN_HOLD_SECONDS="1")
+    async with world.ledger() as ledger:
+        body = b'{"image":"host"}'
+        with raw_request(
+            world, "POST", "/v1/sandboxes?wait=60", body=body, headers={"Idempotency-Key": "away"}
+        ):
+            await asyncio.sleep(0.5)
+            before = (await ledger.list(limit=10)).items
+            world.stop(signal.SIGKILL)
+        await asyncio.sleep(1.2)
+        assert [one.reclaim for one in await ledger.expire()] == [Reclaim.HUNG_UP]
+        world.start()
+        async with (
+            httpx.AsyncClient(base_url=world.url, headers=world.auth()) as http,
+            world.provisioning(ledger),
+        ):
+            again = await http.post(
+                "/v1/sandboxes?wait=10", content=body, headers={"idempotency-key": "away"}
+            )
+        assert again.status_code == 201 and again.json()["id"] != before[0].id
+
+
+async def test_b078_a_wait_whose_hold_the_service_lost_is_no_fault_of_the_caller(own_world: Any) -> None:
+    world = own_world()
+    async with world.ledger() as ledger, httpx.AsyncClient(base_url=world.url, headers=world.auth()) as http:
+        waiting = asyncio.create_task(http.post("/v1/sandboxes?wait=20", json=HOST, timeout=30))
+        await asyncio.sleep(0.5)
+        [record] = (await ledger.list(limit=10)).items
+        await ledger.request_delete(record.id, Reclaim.HUNG_UP)
+        answer = await waiting
+        assert answer.headers["retry-after"] == "1"
+        lost = problem(answer, 503, "cancelled")
+        assert (lost["cause"], lost["retryable"], lost["reclaim"]) == ("infra", True, "hung_up")
+
+
 @pytest.mark.parametrize("field", ["lease_seconds", "lifetime_seconds"])
 @pytest.mark.parametrize(
     "value", ["0", "-1", "1e12", '"30s"', "NaN", "Infinity", "true", "[]", "1e400", "0.01"]

@@ -10,6 +10,7 @@ import pytest
 from app.ledger.errors import Ended, IdempotencyConflict
 from app.ledger.ledger import Ledger
 from app.ledger.model import Reason, Reclaim, State
+from app.ledger.wakeup import Waker
 from tests.conftest import Valkey
 from tests.fakes.ledger import advance, ledger_settings, new_sandbox
 
@@ -43,6 +44,66 @@ async def test_a_repeated_create_gives_a_waiting_sandbox_new_time(ledger: Ledger
     again = await ledger.create(new_sandbox(key="k", waiting=True))
     assert first.record.lease_expires_ms is not None and again.record.lease_expires_ms is not None
     assert again.record.lease_expires_ms > first.record.lease_expires_ms
+
+
+async def test_a_create_that_was_never_answered_starts_afresh_under_its_key(ledger: Ledger) -> None:
+    """No API was there for longer than the hold: nobody was told of the first one, so its key is free."""
+    for state in ("queued", "ready"):
+        first = await advance(ledger, new_sandbox(key=state, waiting=True), state)
+        await _silent(ledger, first)
+        assert [one.reclaim for one in await ledger.expire()] == [Reclaim.HUNG_UP]
+        again = await ledger.create(new_sandbox(key=state, waiting=True))
+        assert not again.existing and again.record.id != first
+        assert (again.record.state, again.record.rev) == (State.QUEUED, 1)
+        with pytest.raises(IdempotencyConflict):
+            await ledger.create(new_sandbox(key=state, fingerprint="another", waiting=True))
+        old = await ledger.get(first)
+        assert old is not None and old.reclaim is Reclaim.HUNG_UP, "it stays readable"
+        # The end of the old one's record must not take the new one's key along.
+        client, prefix = ledger.connection.client, ledger.connection.prefix
+        assert await client.hget(f"{prefix}sb:{first}", "idem") == ""
+        assert (await ledger.create(new_sandbox(key=state, waiting=True))).record.id == again.record.id
+        await ledger.request_delete(again.record.id)
+
+
+async def test_a_create_that_was_answered_keeps_its_key_whatever_became_of_it(ledger: Ledger) -> None:
+    for reclaim in ("lease", "deleted"):
+        answered = (await ledger.create(new_sandbox(key=reclaim, waiting=True))).record.id
+        await ledger.claim(answered)
+        if reclaim == "lease":
+            await _silent(ledger, answered)
+            assert [one.reclaim for one in await ledger.expire()] == [Reclaim.LEASE_EXPIRED]
+        else:
+            await ledger.request_delete(answered)
+        again = await ledger.create(new_sandbox(key=reclaim, waiting=True))
+        assert again.existing and again.record.id == answered
+
+
+async def test_a_repeated_create_wakes_a_worker_when_its_sandbox_still_waits(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one's answer, or its process, was lost before it enqueued the job."""
+    woken: list[str] = []
+
+    async def wake(_waker: Waker) -> None:
+        woken.append("woken")
+
+    monkeypatch.setattr(Waker, "wake", wake)
+    new = new_sandbox(key="k")
+    await ledger.create(new)
+    assert (await ledger.create(new)).existing and len(woken) == 2
+    await ledger.drain_begin()
+    assert (await ledger.create(new)).existing and len(woken) == 2, "somebody is at it"
+    await ledger.drain_end()
+    await ledger.request_delete(new.id)
+    assert (await ledger.create(new)).existing and len(woken) == 2, "nothing waits"
+
+
+async def _silent(ledger: Ledger, sandbox: str) -> None:
+    """Nobody has held it for long."""
+    client, prefix = ledger.connection.client, ledger.connection.prefix
+    await client.hset(f"{prefix}sb:{sandbox}", "lease_at", "1")
+    await client.zadd(f"{prefix}due", {sandbox: 1})
 
 
 async def test_renew_and_expire_have_one_winner(ledger: Ledger) -> None:
