@@ -7,6 +7,7 @@ to have left no sandbox behind. `own_service` gives a test its own, to be stoppe
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -21,6 +22,13 @@ from tests.service import Service, dying_with_us, eventually_clean, start_servic
 from worker.up.preflight import find_valkey
 
 CLEAN_SECONDS = 15.0
+
+
+def pytest_configure() -> None:
+    """A shell starts what it runs in the background with SIGINT ignored, and every program that a test starts would inherit that:
+    the tests of Ctrl-C must mean the same there."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
