@@ -158,3 +158,34 @@ func TestB022WaitingCommandIsCancelled(t *testing.T) {
 	}
 	expect(t, d.sh("cat "+d.dir+"/ran 2>/dev/null; echo on", "session", "s"), 0, "on\n")
 }
+
+// Whatever a command defines, the ends of it and of the commands behind it are told, and those run.
+func TestFunctionsOfAnyNameHideNoEnd(t *testing.T) {
+	d := start(t, nil)
+	for _, shell := range shells {
+		for _, name := range []string{"builtin", "command", "printf", "echo", "unset", "source", "alias", "test", "cd", "set", "exit", "eval", "trap"} {
+			s := shell + "-" + name
+			define := name + "() { return 9; }; (/bin/sh -c 'exit 7')"
+			r := d.sh(define, "session", s, "shell", shell, "timeout_seconds", 5)
+			special := shell == "dash" && (name == "unset" || name == "set" || name == "exit" || name == "eval" || name == "trap")
+			if r.TimedOut || r.Ended || (r.code() != 7 && !special) {
+				t.Fatalf("%s: %+v", s, r)
+			}
+			within(t, r, 0, 0.3)
+			code := 3
+			if r := d.sh("/bin/echo on; /bin/sh -c 'exit 3'", "session", s, "timeout_seconds", 5); r.code() != code || r.Stdout != "on\n" || r.Ended {
+				t.Fatalf("%s: %+v", s, r)
+			}
+			expect(t, d.sh("/bin/echo $?", "session", s, "timeout_seconds", 5), 0, "3\n")
+		}
+		r := d.sh("alias builtin=: command=: echo=: unset=: eval=:", "session", "a-"+shell, "shell", shell, "timeout_seconds", 5)
+		expect(t, r, 0, "")
+		expect(t, d.sh("/bin/echo on", "session", "a-"+shell, "timeout_seconds", 5), 0, "on\n")
+	}
+	based := start(t, settings{"env": map[string]string{"BASH_FUNC_builtin%%": "() { return 9; }"}})
+	expect(t, based.sh("/bin/echo on", "session", "env", "shell", "bash", "timeout_seconds", 5), 0, "on\n")
+	r := d.sh("shopt -s extdebug; trap false DEBUG", "session", "eaten", "shell", "bash", "timeout_seconds", 10)
+	if r.TimedOut || !r.Ended {
+		t.Fatalf("%+v", r)
+	}
+}

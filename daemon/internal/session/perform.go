@@ -9,6 +9,12 @@ import (
 	"sandman.dev/daemon/internal/proc"
 )
 
+// How often it is looked for a report that came another way than it should.
+const (
+	firstLook = 20 * time.Millisecond
+	lastLook  = 500 * time.Millisecond
+)
+
 // perform runs one command in the shell; ended says that the shell is gone, and why is for the next caller.
 func (s *Session) perform(e *execs.Exec, fresh bool) (ended bool, why string) {
 	sh := s.shell
@@ -39,7 +45,15 @@ func (s *Session) perform(e *execs.Exec, fresh bool) (ended bool, why string) {
 	e.NoteMemory()
 	e.Begin(tree)
 	text := sh.lines(files)
-	go func() { _, _ = io.WriteString(sh.control, text) }() // a long text fills the pipe; the shell's end ends this
+	sh.written.Store(false)
+	go func() { // a long text fills the pipe; the shell's end ends this
+		_, _ = io.WriteString(sh.control, text)
+		sh.written.Store(true)
+	}()
+	defer sh.forget()
+	wait, idle := firstLook, 0
+	look := time.NewTimer(wait)
+	defer look.Stop()
 	files.start(e)
 
 	finish := func() {
@@ -88,6 +102,21 @@ func (s *Session) perform(e *execs.Exec, fresh bool) (ended bool, why string) {
 			}
 			died(status)
 			return true, "its shell ended with a command (" + describe(status) + ")"
+		case <-look.C:
+			if r, found := sh.look(); found {
+				sh.shadowed = true
+				time.Sleep(firstLook) // the pipe's report, if there is one, was written first
+				select {
+				case sh.status <- r:
+				default:
+				}
+			} else if idle++; !sh.idle() {
+				idle = 0
+			} else if idle > 2 { // a trap has eaten the report: what the command's status was, nobody knows any more
+				sh.process.Signal(syscall.SIGKILL)
+			}
+			wait = min(2*wait, lastLook)
+			look.Reset(wait)
 		case <-cancel:
 			s.interrupt(sh, tree, e.Spec.Grace)
 		case <-s.quit:
@@ -124,8 +153,15 @@ func (s *Session) interrupt(sh *shell, tree *proc.Tree, grace time.Duration) {
 	children.StopDeaf(syscall.SIGINT, sh.process.PID)
 	sh.process.Signal(syscall.SIGINT)
 	children.Signal(syscall.SIGINT)
-	_, _ = io.WriteString(sh.control, sh.reportLine()) // an interrupted shell has thrown its input away
-	if within(end, func() bool { return len(sh.exited) > 0 || len(sh.status) > 0 }) {
+	_, _ = io.WriteString(sh.control, sh.reportLines()) // an interrupted shell has thrown its input away
+	reported := func() bool {
+		if len(sh.exited) > 0 || len(sh.status) > 0 {
+			return true
+		}
+		_, found := sh.look()
+		return found
+	}
+	if within(end, reported) {
 		if !gone() {
 			children.Signal(syscall.SIGTERM)
 			children.Signal(syscall.SIGCONT)

@@ -14,8 +14,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"sandman.dev/daemon/internal/execs"
 	"sandman.dev/daemon/internal/proc"
@@ -32,15 +34,20 @@ type dialect struct {
 	sources bool
 	status  int    // the descriptor of the status pipe; dash can name a single digit only
 	prepare string // the first line
+	// regain takes a function away that lies over builtin's word: nothing would run any more. It is made of words
+	// that functions cannot take: POSIX's special built-ins. Bash lets them come first in its POSIX mode alone.
+	regain string
 }
 
 var (
 	bash = dialect{
 		arguments: []string{"--norc", "--noprofile", "--noediting", "+H", "-i", "-s"},
 		builtin:   `\builtin `, sources: true, status: 250,
-		prepare: "set +o history\n", // our lines are nobody's history
+		prepare: `\builtin set +o history` + "\n", // our lines are nobody's history
+		regain: "POSIXLY_CORRECT=${POSIXLY_CORRECT-sandman} \\unset -f builtin\n" +
+			`\builtin [ "$POSIXLY_CORRECT" != sandman ] || \builtin unset -v POSIXLY_CORRECT` + "\n",
 	}
-	posix = dialect{arguments: []string{"-i", "-s"}, builtin: `\command `, status: 9}
+	posix = dialect{arguments: []string{"-i", "-s"}, builtin: `\command `, status: 9, regain: "\\unset -f command\n"}
 )
 
 // Shells run "interactive", without a terminal: that is what makes SIGINT abandon a command and keep the shell.
@@ -54,17 +61,19 @@ func dialectOf(shell string) dialect {
 
 // shell is one live process.
 type shell struct {
-	dialect dialect
-	process *proc.Process
-	tag     uint64 // worn between commands
-	retags  bool   // commands get tags of their own
-	control *os.File
-	status  chan report
-	stray   *os.File // the shell's own standard output: what traps print outside of any command
-	exited  chan syscall.WaitStatus
-	folder  string
-	counter int
-	last    int // exit status of the last command
+	dialect  dialect
+	process  *proc.Process
+	tag      uint64 // worn between commands
+	retags   bool   // commands get tags of their own
+	control  *os.File
+	status   chan report
+	stray    *os.File // the shell's own standard output: what traps print outside of any command
+	exited   chan syscall.WaitStatus
+	folder   string
+	counter  int
+	last     int         // exit status of the last command
+	written  atomic.Bool // the lines of the command are in the pipe
+	shadowed bool        // a function lies over what reaches the builtins
 }
 
 type report struct{ counter, status int }
@@ -160,7 +169,14 @@ func (s *shell) launch(program string, env []string, dir string, who *proc.Ident
 	s.tag, s.control, s.stray = s.process.Tag, controlOut, strayIn
 	s.retags = proc.Retag(s.process.PID, s.tag) == nil
 	go s.listen(statusIn)
-	_, err = s.control.WriteString(s.dialect.prepare)
+	lines := s.dialect.prepare
+	for _, entry := range env { // bash takes functions out of its environment
+		if s.dialect.sources && strings.HasPrefix(entry, "BASH_FUNC_") {
+			lines = s.dialect.regain + lines
+			break
+		}
+	}
+	_, err = s.control.WriteString(lines)
 	return err
 }
 
@@ -209,8 +225,12 @@ func (s *shell) listen(file *os.File) {
 // lines are what makes the shell run one command and report.
 func (s *shell) lines(f *streams) string {
 	var b strings.Builder
+	if s.shadowed {
+		b.WriteString(s.dialect.regain)
+		s.shadowed = false
+	}
 	if s.last != 0 {
-		b.WriteString("(exit " + strconv.Itoa(s.last) + ") || ") // $? is what the last command left, not our report
+		b.WriteString("(" + s.dialect.builtin + "exit " + strconv.Itoa(s.last) + ") || ") // $? is what the last command left, not our report
 	}
 	b.WriteString(f.run + " <" + quote(f.in) + " >" + quote(f.out))
 	if f.errors == "" {
@@ -219,12 +239,66 @@ func (s *shell) lines(f *streams) string {
 		b.WriteString(" 2>" + quote(f.errors))
 	}
 	b.WriteString(" " + strconv.Itoa(s.dialect.status) + ">&-\n")
-	b.WriteString(s.reportLine())
+	b.WriteString(s.reportLines())
 	return b.String()
 }
 
-func (s *shell) reportLine() string {
-	return s.dialect.builtin + "echo " + strconv.Itoa(s.counter) + " $? >&" + strconv.Itoa(s.dialect.status) + "\n"
+// reportLines report twice: by the builtin echo, and, if a function took its place or the pipe was closed, in the name
+// of a file. A redirection alone is no command, so that nothing can take its place; $_ is the last word of the line before.
+func (s *shell) reportLines() string {
+	counter := strconv.Itoa(s.counter)
+	return s.dialect.builtin + "echo " + counter + " $? >&" + strconv.Itoa(s.dialect.status) + "\n" +
+		`>` + quote(s.folder+"/"+counter+".") + `"$_"` + "\n"
+}
+
+// look finds a report that came as a file alone. The line before it had its chance: what is in the pipe goes first.
+func (s *shell) look() (r report, found bool) {
+	entries, err := os.ReadDir(s.folder)
+	if err != nil {
+		return report{}, false
+	}
+	prefix := strconv.Itoa(s.counter) + "."
+	for _, entry := range entries {
+		if text, ours := strings.CutPrefix(entry.Name(), prefix); ours {
+			status, err := strconv.Atoi(text)
+			if err != nil || status < 0 || status > 255 {
+				continue
+			}
+			return report{s.counter, status}, true
+		}
+	}
+	return report{}, false
+}
+
+// forget removes the files of reports.
+func (s *shell) forget() {
+	entries, _ := os.ReadDir(s.folder)
+	for _, entry := range entries {
+		if first := entry.Name()[0]; first >= '0' && first <= '9' {
+			_ = os.Remove(s.folder + "/" + entry.Name())
+		}
+	}
+}
+
+// idle says that the shell has read all its lines and waits for more: if it has reported nothing, it never will. While a
+// command runs, descriptor 0 is another. Where the kernel tells none of this, nothing is known.
+func (s *shell) idle() bool {
+	if !s.written.Load() {
+		return false
+	}
+	raw, err := s.control.SyscallConn()
+	if err != nil {
+		return false
+	}
+	left, link := int32(-1), ""
+	_ = raw.Control(func(fd uintptr) {
+		_, _, _ = syscall.Syscall(syscall.SYS_IOCTL, fd, syscall.TIOCINQ, uintptr(unsafe.Pointer(&left)))
+		link, _ = os.Readlink("/proc/self/fd/" + strconv.Itoa(int(fd)))
+	})
+	at := "/proc/" + strconv.Itoa(s.process.PID)
+	input, _ := os.Readlink(at + "/fd/0")
+	call, _ := os.ReadFile(at + "/syscall")
+	return left == 0 && link != "" && input == link && strings.HasPrefix(string(call), strconv.Itoa(syscall.SYS_READ)+" 0x0 ")
 }
 
 // settings are a later command's cwd and env, which stay, as if typed.
