@@ -24,7 +24,7 @@ func TestB008StdinIsAtItsEnd(t *testing.T) {
 
 func TestB010NoControllingTerminal(t *testing.T) {
 	r := start(t, nil).sh("exec 3</dev/tty || echo refused; ps -o tty= -p $$")
-	if !strings.HasPrefix(r.Stdout, "refused\n") && r.code() == 0 {
+	if r.code() != 0 || !strings.HasPrefix(r.Stdout, "refused\n") || strings.TrimSpace(strings.TrimPrefix(r.Stdout, "refused\n")) != "?" {
 		t.Fatalf("%+v", r)
 	}
 }

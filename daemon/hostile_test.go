@@ -247,3 +247,47 @@ func TestIdleConnectionsLeaveDescriptorsForTheRest(t *testing.T) {
 		}
 	}
 }
+
+func TestHalfSentRequestsAreBoundedTogether(t *testing.T) {
+	d := start(t, nil)
+	d.sh("true")
+	before := status(t, d, "VmRSS")
+	half := strings.Repeat("x", 15<<20)
+	refused := 0
+	var held []net.Conn
+	for range 12 {
+		nc, err := net.Dial("unix", d.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		held = append(held, nc)
+		fmt.Fprintf(nc, "POST /v1/exec HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n{\"command\":\"", token, 16<<20)
+		_ = nc.SetWriteDeadline(time.Now().Add(5 * time.Second))
+		_, _ = io.WriteString(nc, half) // a refused one is cut
+	}
+	for _, nc := range held {
+		_ = nc.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+		answer := make([]byte, 12)
+		if n, _ := io.ReadFull(nc, answer); n > 0 {
+			if string(answer) != "HTTP/1.1 503" {
+				t.Fatalf("%q", answer)
+			}
+			refused++
+		}
+	}
+	if refused < 6 || refused == 12 {
+		t.Fatalf("%d of 12 are refused", refused)
+	}
+	if grew := status(t, d, "VmRSS") - before; grew > 120<<10 { // all of them: over 180 MiB
+		t.Fatalf("grew by %d KiB", grew)
+	}
+	expect(t, d.sh("echo small; : "+strings.Repeat("y", 40_000)), 0, "small\n")
+	if r := d.exec(request{"command": "true", "stdin": half}); r.Status != 503 || !strings.HasSuffix(r.Type, "resource-exhausted") {
+		t.Fatalf("%+v", r)
+	}
+	for _, nc := range held {
+		nc.Close()
+	}
+	eventually(t, "there is room again", func() bool { return d.exec(request{"command": "true", "stdin": half}).Status == 200 })
+}

@@ -28,7 +28,7 @@ const (
 	DefaultSpoolTotalBytes = 1 << 30
 	// DefaultMemoryBytes is kept of all output in memory: a sandbox of 128 MiB must still have room to work.
 	DefaultMemoryBytes = 32 << 20
-	// DefaultMaxExecs is how many ended execs stay readable: about 1 KiB each beside their output.
+	// DefaultMaxExecs is how many ended execs stay readable: about 3 KiB each beside their output.
 	DefaultMaxExecs = 4096
 	// DefaultMaxRunning bounds live execs: each holds up to five descriptors of the daemon.
 	DefaultMaxRunning = 2048

@@ -37,6 +37,8 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return nil // answered
 	}
+	socket.Share = s.intake.Share()
+	defer socket.Share.Release()
 	c := &connection{server: s, socket: socket, channels: map[uint32]*channel{}}
 	stop := make(chan struct{})
 	go c.beat(stop)
@@ -75,6 +77,7 @@ func (c *connection) read() {
 		} else {
 			c.control(message)
 		}
+		c.socket.Share.Release()
 		if cap(message) <= 64<<10 {
 			buffer = message
 		} else {

@@ -16,7 +16,7 @@ import (
 // exec runs a command to its end, or starts it in the background. A caller that goes away does not stop it: the same
 // id asks again.
 func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
-	object, err := body(w, r, wire.MaxRequestBytes)
+	object, err := s.body(w, r, wire.MaxRequestBytes)
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (s *Server) show(w http.ResponseWriter, r *http.Request, e *execs.Exec) err
 }
 
 func (s *Server) signal(w http.ResponseWriter, r *http.Request, e *execs.Exec) error {
-	object, err := body(w, r, 4096)
+	object, err := s.body(w, r, 4096)
 	if err != nil {
 		return err
 	}

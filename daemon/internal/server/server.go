@@ -18,6 +18,7 @@ import (
 
 	"sandman.dev/daemon/internal/config"
 	"sandman.dev/daemon/internal/execs"
+	"sandman.dev/daemon/internal/intake"
 	"sandman.dev/daemon/internal/problem"
 	"sandman.dev/daemon/internal/proc"
 	"sandman.dev/daemon/internal/session"
@@ -33,11 +34,15 @@ type Server struct {
 
 	config *config.Config
 	token  [32]byte
+	intake *intake.Budget
 }
+
+// intakeBytes may be held by all requests and messages that are still on their way, beside their first 64 KiB each.
+const intakeBytes = 64 << 20
 
 // New returns the handler for a checked configuration.
 func New(c *config.Config, registry *execs.Registry, sessions *session.Sessions, files http.Handler, version string) *Server {
-	s := &Server{Execs: registry, Sessions: sessions, Files: files, Version: version, config: c}
+	s := &Server{Execs: registry, Sessions: sessions, Files: files, Version: version, config: c, intake: intake.New(intakeBytes)}
 	sum, _ := hex.DecodeString(c.TokenSHA256)
 	copy(s.token[:], sum)
 	return s
@@ -118,7 +123,7 @@ func methods(r *http.Request, handle func() error, allowed ...string) error {
 const bodyTimeout = 2 * time.Minute
 
 // body reads a JSON request of at most limit bytes.
-func body(w http.ResponseWriter, r *http.Request, limit int64) (wire.Object, error) {
+func (s *Server) body(w http.ResponseWriter, r *http.Request, limit int64) (wire.Object, error) {
 	tooLarge := &problem.Problem{Slug: "request-too-large", Title: "The request is too large", Status: http.StatusRequestEntityTooLarge,
 		Detail: "the bound is " + strconv.FormatInt(limit, 10) + " bytes"}
 	if r.ContentLength > limit {
@@ -126,9 +131,14 @@ func body(w http.ResponseWriter, r *http.Request, limit int64) (wire.Object, err
 	}
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout))
-	raw, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
+	share := s.intake.Share()
+	defer share.Release()
+	raw, err := share.ReadAll(r.Body, r.ContentLength, limit)
 	_ = control.SetReadDeadline(time.Time{})
 	switch {
+	case errors.Is(err, intake.ErrFull):
+		return nil, &problem.Problem{Slug: "resource-exhausted", Title: "Too many large requests are on their way",
+			Status: http.StatusServiceUnavailable, Retryable: true, Detail: "the bound of all is " + strconv.Itoa(intakeBytes) + " bytes"}
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, &problem.Problem{Slug: "incomplete-request", Title: "The body ended early", Status: http.StatusBadRequest}
 	case err != nil:

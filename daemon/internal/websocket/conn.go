@@ -13,10 +13,18 @@ import (
 	"sync"
 	"time"
 	"unicode/utf8"
+
+	"sandman.dev/daemon/internal/intake"
 )
 
 // writeTimeout drops a peer that takes nothing for so long: its execs go on and can be attached again.
 const writeTimeout = 60 * time.Second
+
+const (
+	// messageTimeout bounds the arrival of a message over keptFree bytes, as what it holds is missing to others.
+	messageTimeout = 2 * time.Minute
+	keptFree       = 64 << 10
+)
 
 // Conn is one accepted connection. One goroutine reads; any number write.
 type Conn struct {
@@ -24,6 +32,9 @@ type Conn struct {
 	br      *bufio.Reader
 	limit   int
 	scratch [14]byte
+	// Share counts what a message on its way holds; nil: it is not bounded together with others'.
+	Share *intake.Share
+	timed bool // the message on its way has a deadline
 
 	mu     sync.Mutex // orders writes
 	closed bool
@@ -130,6 +141,10 @@ func (c *Conn) read(message []byte) (byte, []byte, error) {
 			return 0, nil, err
 		}
 		if h.final {
+			if c.timed {
+				c.timed = false
+				c.deadline(time.Time{})
+			}
 			if kind == Text && !utf8.Valid(message) {
 				return 0, nil, errBadText
 			}
@@ -145,7 +160,18 @@ func (c *Conn) payload(message []byte, h header) ([]byte, error) {
 		step := min(left, 64<<10)
 		at := len(message)
 		if cap(message)-at < step {
-			grown := make([]byte, at, max(2*cap(message), at+step))
+			size := max(2*cap(message), at+step)
+			if h.final {
+				size = min(size, max(at+left, at+step))
+			}
+			if size > keptFree && !c.timed {
+				c.timed = true
+				c.deadline(time.Now().Add(messageTimeout))
+			}
+			if c.Share.Grow(size) != nil {
+				return nil, errFull
+			}
+			grown := make([]byte, at, size)
 			copy(grown, message)
 			message = grown
 		}
@@ -157,6 +183,15 @@ func (c *Conn) payload(message []byte, h header) ([]byte, error) {
 	}
 	unmask(message[start:], h.mask, 0)
 	return message, nil
+}
+
+// deadline bounds reading, unless Close has done so already.
+func (c *Conn) deadline(t time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		_ = c.net.SetReadDeadline(t)
+	}
 }
 
 func (c *Conn) control(h header) error {

@@ -27,6 +27,7 @@ const (
 	CloseProtocol    = 1002
 	CloseInvalidText = 1007
 	CloseTooBig      = 1009
+	CloseTryLater    = 1013
 )
 
 // CloseError is why a connection cannot go on; Code is what the peer is told.
@@ -43,6 +44,7 @@ var (
 	errControl    = &CloseError{CloseProtocol, "a control frame is fragmented or too long"}
 	errSequence   = &CloseError{CloseProtocol, "fragments out of sequence"}
 	errTooBig     = &CloseError{CloseTooBig, "message too big"}
+	errFull       = &CloseError{CloseTryLater, "too many large messages are on their way"}
 	errBadText    = &CloseError{CloseInvalidText, "text is not UTF-8"}
 	errClosedHere = errors.New("websocket: closed")
 )
