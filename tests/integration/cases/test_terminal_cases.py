@@ -97,7 +97,10 @@ def test_b059_a_closed_socket_detaches_and_the_terminal_can_be_taken_up_again(
         typed(channel, b"sleep 400\r", "sleep 400\r\n")
     # As it is documented: whoever does not come back sends HUP to the tree, and nothing is left.
     assert eventually(lambda: len(box.alive("sleep")) == 1, 10)
-    assert box.signal(started["id"], "HUP").json()["signalled"] == 2
+    assert box.signal(started["id"], "HUP").json()["signalled"] in (
+        1,
+        2,
+    )  # the shell may end by the HUP of its job first
     assert box.record(started["id"], wait=20)["signal"] == 1
     assert box.alive("sleep") == []
 
